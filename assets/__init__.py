@@ -1,0 +1,1 @@
+"""The marts: declarations, the asset factory and the dbt project."""

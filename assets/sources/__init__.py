@@ -1,0 +1,1 @@
+"""Public data that the demonstration marts read, loaded into the embedded SQL engine."""

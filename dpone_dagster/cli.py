@@ -1,0 +1,490 @@
+"""The ``dpone`` command: run a range of days, and read what the journal knows. A composition root."""
+
+import json
+import os
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date, datetime, timedelta
+from enum import StrEnum
+from itertools import groupby
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dpone_dagster import report
+from dpone_dagster.cancellation import Cancellation
+from dpone_dagster.contracts.mart import Scope
+from dpone_dagster.errors import DponeError, unexpected
+from dpone_dagster.journal.facts import Facts
+from dpone_dagster.ports import RunIdentity
+from dpone_dagster.publication.attempt import MartResult, PublicationFailed
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Publish data marts from SQL Server to ClickHouse, one UTC day at a time, and read what the journal knows.",
+)
+baseline = typer.Typer(no_args_is_help=True, help="Adopt or create the pair of tables that a mart publishes between.")
+app.add_typer(baseline, name="baseline")
+
+out = Console()
+err = Console(stderr=True)
+
+
+class Format(StrEnum):
+    """How a command answers."""
+
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for machines.")]
+MartArgument = Annotated[str, typer.Argument(help="Name of the mart; `dpone status` lists them.")]
+DayArgument = Annotated[str, typer.Argument(help="UTC day, YYYY-MM-DD.")]
+
+
+def main() -> None:
+    """Entry point of ``dpone``."""
+    app()
+
+
+def _json(value: Any) -> None:
+    print(json.dumps(value, default=_plain, indent=2, sort_keys=True))
+
+
+def _plain(value: Any) -> str:
+    return value.isoformat() if isinstance(value, date | datetime) else str(value)
+
+
+@contextmanager
+def _refusals(format_: Format) -> Iterator[None]:
+    """Turn a refusal into exit code 1 and, for machines, exactly one JSON object on stdout.
+
+    Whatever else goes wrong becomes DPONE_UNEXPECTED without its text, which may carry row values; DPONE_DEBUG=1
+    prints the traceback.
+    """
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as caught:  # noqa: BLE001 - told by class and place, see above
+        error = _told(caught)
+        if format_ is Format.json:
+            _json({"passed": False, "result": {"status": "error", **error.as_json(), **_gates(error)}})
+        else:
+            err.print(f"[bold red]{error.code}[/]  {error.sentence}", highlight=False)
+            err.print(f"[dim]Next:[/] {error.next_step}", highlight=False)
+        raise typer.Exit(1) from None
+
+
+def _told(error: Exception) -> DponeError:
+    if os.environ.get("DPONE_DEBUG"):
+        traceback.print_exception(error)
+    return error if isinstance(error, DponeError) else unexpected(error)
+
+
+def _gates(error: DponeError) -> dict[str, Any]:
+    if not isinstance(error, PublicationFailed):
+        return {}
+    return {"quality_gates": {mart: gates.as_json() for mart, gates in error.gates.items()}}
+
+
+# --------------------------------------------------------------------------------------------- engines
+
+
+@app.command()
+def up(format_: FormatOption = Format.text) -> None:
+    """Start the embedded engines (PostgreSQL standing in for SQL Server, and ClickHouse) and migrate the journal."""
+    from resources.runtime import Runtime
+
+    with _refusals(format_):
+        runtime = Runtime.open()
+        facts = runtime.describe()
+        _json(facts) if format_ is Format.json else _pairs("Embedded engines are up", facts)
+
+
+@app.command()
+def down(format_: FormatOption = Format.text) -> None:
+    """Stop the embedded engines of this DPONE_HOME; their data stay."""
+    from resources.embedded.engines import down as stop
+    from resources.embedded.home import resolve
+
+    with _refusals(format_):
+        stopped = stop(resolve())
+        if format_ is Format.json:
+            _json({"stopped": stopped})
+        else:
+            out.print(f"Stopped {' and '.join(stopped)}." if stopped else "Nothing was running.")
+
+
+# ------------------------------------------------------------------------------------------- baselines
+
+
+@baseline.command("create")
+def baseline_create(mart: MartArgument, format_: FormatOption = Format.text) -> None:
+    """Create the pair of tables empty, from the dbt contract and the type mapping, and adopt it."""
+    from resources.runtime import Runtime
+
+    with _refusals(format_):
+        runtime = Runtime.open()
+        facts = runtime.create_baseline(mart, identity=_identity())
+        _json(facts) if format_ is Format.json else _pairs(f"Baseline of {mart} created", facts)
+
+
+@baseline.command("adopt")
+def baseline_adopt(mart: MartArgument, format_: FormatOption = Format.text) -> None:
+    """Prove that an existing pair of tables agrees, value by value, and record it."""
+    from resources.runtime import Runtime
+
+    with _refusals(format_):
+        runtime = Runtime.open()
+        facts = runtime.adopt_baseline(mart, identity=_identity())
+        _json(facts) if format_ is Format.json else _pairs(f"Baseline of {mart} adopted", facts)
+
+
+# ------------------------------------------------------------------------------------------------- run
+
+
+class _Bar:
+    """Progress of a range on a terminal: one bar for days, one line for what is going on."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+
+    def phase(self, mart: str, name: str) -> None:
+        self._progress.update(self._task, now=f"{mart}: {name}")
+
+    def rows(self, count: int) -> None:
+        self._progress.update(self._task, moved=f"{count:,} rows")
+
+    def note(self, sentence: str) -> None:
+        self._progress.console.print(f"[dim]{sentence}[/]", highlight=False)
+
+
+@app.command()
+def run(
+    mart: Annotated[str, typer.Option("--mart", help="The mart; its whole workflow is published.")],
+    from_: Annotated[str, typer.Option("--from", help="First UTC day, YYYY-MM-DD.")],
+    to: Annotated[str | None, typer.Option("--to", help="Last UTC day, inclusive; default the first.")] = None,
+    replay: Annotated[bool, typer.Option("--replay", help="Publish COMPLETE days again.")] = False,
+    format_: FormatOption = Format.text,
+) -> None:
+    """Publish a range of days in order, in one process; COMPLETE days are skipped unless --replay.
+
+    The range stops at the first day that does not publish; running the same command again goes on from there.
+    """
+    from resources.runtime import Runtime
+
+    with _refusals(format_):
+        first, last = Scope.day(from_), Scope.day(to or from_)
+        if last.start < first.start:
+            raise DponeError("DPONE_RANGE_EMPTY", "--to lies before --from.")
+        days = [Scope.day((first.start + timedelta(days=n)).date()) for n in range((last.start - first.start).days + 1)]
+        runtime = Runtime.open()
+        rows: list[dict[str, Any]] = []
+        failure: DponeError | None = None
+        quiet = format_ is Format.json
+        with (
+            # A day whose commit had begun is finished; the interrupt then ends the range before the next one.
+            Cancellation() as cancel,
+            Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("[dim]{task.fields[now]} {task.fields[moved]}"),
+                console=err,
+                disable=quiet,
+                transient=True,
+            ) as progress,
+        ):
+            task = progress.add_task(mart, total=len(days), now="starting", moved="")
+            runtime.progress = _Bar(progress, task)
+            for scope in days:
+                progress.update(task, description=f"{mart} {scope.key}", moved="")
+                started = time.monotonic()
+                try:
+                    cancel.check()
+                    results = runtime.publish(mart, scope, identity=_identity(), replay=replay)
+                except Exception as error:  # noqa: BLE001 - the days before it are told all the same
+                    failure = _told(error)
+                    break
+                rows += [_row(r, time.monotonic() - started) for r in results.values()]
+                progress.advance(task)
+        _print_run(rows, failure, mart=mart, days=days, format_=format_)
+    if failure:
+        raise typer.Exit(1)
+
+
+def _identity() -> RunIdentity:
+    run_id = str(uuid.uuid4())
+    return RunIdentity(
+        logical_run_id=run_id,
+        run_id=run_id,
+        try_number=1,
+        task_id="dpone_run",
+        worker_id=str(uuid.uuid4()),
+        owner="dpone-cli",
+    )
+
+
+def _row(result: MartResult, seconds: float) -> dict[str, Any]:
+    operation = result.operation
+    facts = Facts.of(operation)
+    return {
+        "mart": operation.mart,
+        "day": operation.scope.key,
+        "action": result.action,
+        "state": str(operation.state),
+        "mode": operation.mode,
+        "revision": operation.revision,
+        "rows": facts.after.rows if facts.after else None,
+        "inserted_rows": facts.inserted_rows,
+        "updated_rows": facts.updated_rows,
+        "gates": None if result.gates is None else {g.gate_id: g.status for g in result.gates.results},
+        "dbt_tests": {t.name: t.status for t in result.tests},
+        "after_image_sha256": facts.after.digest.sha256 if facts.after else None,
+        "operation_id": operation.operation_id,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _print_run(
+    rows: list[dict[str, Any]], failure: DponeError | None, *, mart: str, days: list[Scope], format_: Format
+) -> None:
+    done = {r["day"] for r in rows}
+    not_done = [s.key for s in days if s.key not in done]
+    if format_ is Format.json:
+        result: dict[str, Any] = {
+            "status": "error" if failure else "success",
+            "days": rows,
+            "not_published": not_done,
+        }
+        if failure:
+            result |= {**failure.as_json(), **_gates(failure)}
+        _json({"mart": mart, "passed": failure is None, "result": result})
+        return
+    several = len({r["mart"] for r in rows}) > 1
+    table = Table(title=f"{mart}: {days[0].key} to {days[-1].key}", title_justify="left", box=None, pad_edge=False)
+    names = [
+        "day",
+        *(["mart"] if several else []),
+        "result",
+        "rows",
+        "inserted",
+        "updated",
+        "gates",
+        "tests",
+        "seconds",
+    ]
+    # The digest is a nicety for wide terminals; `dpone explain` has it in full.
+    names += ["digest of the day"] if out.width >= 100 else []
+    for name in names:
+        numeric = name in ("rows", "inserted", "updated", "seconds")
+        table.add_column(name, justify="right" if numeric else "left", header_style="bold dim", no_wrap=True)
+    colours = {"published": "green", "finished": "yellow", "skipped": "dim"}
+    for row in rows:
+        moved = row["action"] != "skipped"
+        cells = {
+            "day": row["day"],
+            "mart": row["mart"],
+            "result": f"[{colours[row['action']]}]{row['action']}[/]",
+            "rows": _number(row["rows"]),
+            "inserted": _number(row["inserted_rows"]) if moved else "",
+            "updated": _number(row["updated_rows"]) if moved else "",
+            "gates": _tally(row["gates"], "passed"),
+            "tests": _tally(row["dbt_tests"], "pass"),
+            "seconds": f"{row['seconds']:.2f}",
+            "digest of the day": f"[dim]{(row['after_image_sha256'] or '')[7:19]}[/]",
+        }
+        table.add_row(*(cells[name] for name in names))
+    if rows:
+        out.print(table)
+    total = sum(r["rows"] or 0 for r in rows)
+    published = sum(r["action"] != "skipped" for r in rows)
+    seconds = sum(r["seconds"] for r in rows)
+    if rows or not failure:
+        out.print(
+            f"[bold]{published}[/] published, [bold]{len(rows) - published}[/] already complete, "
+            f"{total:,} rows in {seconds:.1f} s.",
+            highlight=False,
+        )
+    if failure:
+        out.print(f"[bold red]Stopped at {not_done[0]}:[/] {failure.code}  {failure.sentence}", highlight=False)
+        _print_gates(failure)
+        out.print(f"[dim]Next:[/] {failure.next_step}", highlight=False)
+
+
+def _print_gates(failure: DponeError) -> None:
+    if not isinstance(failure, PublicationFailed):
+        return
+    for mart, gates in failure.gates.items():
+        for gate in gates.results:
+            mark = "[green]✓[/]" if gate.status == "passed" else "[red]✗[/]" if gate.blocks else "[yellow]![/]"
+            numbers = ", ".join(f"{k} {v}" for k, v in gate.metrics.items() if isinstance(v, int))
+            out.print(f"  {mark} {mart}.{gate.gate_id}  [dim]{gate.message or numbers}[/]", highlight=False)
+
+
+def _tally(results: dict[str, str] | None, good: str) -> str:
+    if not results:
+        return ""
+    passed = sum(status == good for status in results.values())
+    return f"[{'green' if passed == len(results) else 'yellow'}]{passed}/{len(results)}[/]"
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+# ------------------------------------------------------------------------------------- reading the journal
+
+
+@app.command()
+def status(format_: FormatOption = Format.text) -> None:
+    """What each mart has published, and what is open or failed."""
+    from resources.runtime import Runtime
+
+    with _refusals(format_):
+        runtime = Runtime.open()
+        marts = report.status(runtime.journal, runtime.marts.values())
+        if format_ is Format.json:
+            _json({"marts": marts})
+            return
+        table = Table(box=None, pad_edge=False)
+        for name in ("mart", "days", "first", "last", "rows", "generation", "needs attention"):
+            table.add_column(
+                name,
+                justify="right" if name in ("days", "rows", "generation") else "left",
+                header_style="bold dim",
+            )
+        for mart in marts:
+            trouble = [f"[yellow]{o['day']} {o['state']}[/]" for o in mart["open"]]
+            trouble += [f"[red]{o['day']} {o['failure_code']}[/]" for o in mart["failed"]]
+            if not mart["baseline"]:
+                trouble.append(f"[yellow]no baseline: dpone baseline create {mart['mart']}[/]")
+            more = f"\n… {len(trouble) - 5} more" if len(trouble) > 5 else ""
+            table.add_row(
+                f"[bold]{mart['mart']}[/]", str(mart["days_complete"]), mart["first_day"] or "-",
+                mart["last_day"] or "-", f"{mart['rows']:,}", _number(mart["generation"]) or "-",
+                "\n".join(trouble[:5]) + more or "[green]nothing[/]",
+            )  # fmt: skip
+        out.print(table)
+
+
+@app.command()
+def explain(mart: MartArgument, day: DayArgument, format_: FormatOption = Format.text) -> None:
+    """The story of one mart's day: states, rows, digests, gates, times per phase, and what to do next."""
+    from resources.runtime import Runtime
+
+    with _refusals(format_):
+        runtime = Runtime.open()
+        story = report.explain(runtime.journal, runtime.mart(mart), Scope.day(day))
+        if format_ is Format.json:
+            _json(story)
+            return
+        head = "[green]published[/]" if story["published"] else "[yellow]not published[/]"
+        out.print(f"[bold]{mart} {day}[/]  {head}", highlight=False)
+        if story["published"]:
+            _pairs(None, {
+                "rows": f"{story['rows']:,}", "revision": story["revision"], "digest": story["after_image_sha256"],
+                "artifact": story["artifact_manifest_sha256"], "published": _plain(story["published_at"]),
+            })  # fmt: skip
+        for operation in story["operations"]:
+            _print_operation(operation)
+        out.print(f"\n[dim]Next:[/] {story['next_step']}", highlight=False)
+
+
+def _print_operation(operation: dict[str, Any]) -> None:
+    facts = operation["facts"]
+    out.print(
+        f"\n[bold]{operation['operation_id'][7:23]}[/]  {operation['mode']}, revision {operation['revision']}"
+        f"{'.' + str(operation['replacement_ordinal']) if operation['replacement_ordinal'] else ''}, "
+        f"epoch {operation['fencing_epoch']}  [bold]{operation['state']}[/]",
+        highlight=False,
+    )
+    if facts.get("failure_code"):
+        out.print(f"  [red]{facts['failure_code']}[/]  {facts.get('failure_sentence', '')}", highlight=False)
+    if facts.get("after"):
+        out.print(
+            f"  {facts['after']['rows']:,} rows after, {facts['before']['rows']:,} before; "
+            f"{facts['inserted_rows']:,} inserted, {facts['updated_rows']:,} updated",
+            highlight=False,
+        )
+    for gate in operation["gates"]:
+        mark = "[green]✓[/]" if gate["status"] == "passed" else "[red]✗[/]"
+        out.print(f"  {mark} {gate['gate_id']}  [dim]{gate['message']}[/]", highlight=False)
+    states = " → ".join(state for state, _ in groupby(t["to_state"] for t in operation["transitions"]))
+    out.print(f"  [dim]{states}[/]", highlight=False)
+    longest = max((p["seconds"] for p in operation["phases"]), default=0.0)
+    for phase in operation["phases"]:
+        bar = "█" * max(1, round(24 * phase["seconds"] / longest)) if longest else ""
+        moved = f"{phase['rows']:,} rows" if phase["rows"] is not None else ""
+        out.print(
+            f"  {phase['name']:<9} {phase['seconds']:>8.3f} s  [cyan]{bar:<24}[/] [dim]{moved}[/]",
+            highlight=False,
+        )
+
+
+@app.command()
+def verify(mart: MartArgument, day: DayArgument, format_: FormatOption = Format.text) -> None:
+    """Compare a published day's head with its sealed artifact and with both live tables. Exit 1 if they differ."""
+    from resources.runtime import Runtime
+
+    with _refusals(format_):
+        runtime = Runtime.open()
+        found = runtime.verify(mart, Scope.day(day))
+        if format_ is Format.json:
+            _json(found)
+        else:
+            out.print(
+                f"[bold]{mart} {day}[/]  journal: {found['rows']:,} rows, {found['sha256'][7:19]}",
+                highlight=False,
+            )
+            for side in found["sides"]:
+                mark = "[green]✓[/]" if side["agrees"] else "[red]✗[/]"
+                what = (
+                    f"{side['rows']:,} rows, {side['sha256'][7:19]}"
+                    if side["sha256"]
+                    else f"[red]{side['error_code']}[/]"
+                )
+                out.print(f"  {mark} {side['side']:<18} {what}", highlight=False)
+        if not found["agrees"]:
+            raise typer.Exit(1)
+
+
+@app.command()
+def takeover(
+    mart: MartArgument,
+    day: DayArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept in the journal.")],
+    format_: FormatOption = Format.text,
+) -> None:
+    """End the sessions of a run that hangs on a mart's day; the next run of the day then settles what it left.
+
+    Needs membership in the database role for takeovers. It is logged. It changes no data by itself.
+    """
+    from resources.runtime import Runtime
+
+    with _refusals(format_):
+        runtime = Runtime.open()
+        ended = runtime.takeover(mart, Scope.day(day), reason=reason)
+        _json(ended) if format_ is Format.json else _pairs("The holder's sessions are ended", ended)
+
+
+def _pairs(title: str | None, facts: dict[str, Any]) -> None:
+    if title:
+        out.print(f"[bold]{title}[/]", highlight=False)
+    for name, value in facts.items():
+        out.print(f"  [dim]{name:<12}[/] {value}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(app())

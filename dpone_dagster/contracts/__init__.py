@@ -1,0 +1,1 @@
+"""What things are called: closed documents, canonical JSON, digests, types and names."""

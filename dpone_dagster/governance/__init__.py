@@ -1,0 +1,1 @@
+"""Rules evaluated before the target changes."""

@@ -1,0 +1,1 @@
+"""What can happen: the state graph and the pure reducer over it."""

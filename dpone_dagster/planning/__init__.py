@@ -1,0 +1,1 @@
+"""From a dbt manifest to proofs and plans; pure."""

@@ -1,0 +1,390 @@
+"""The one path, in order: hold, reconcile, admit, mutate, observe, seal, stage, gate, shadow, prove, commit.
+
+Nothing in ClickHouse that a reader can see changes before ``commit.commit_all``; every mart of the workflow is
+PREPARED before the first goes on. A failure before that ends in ``recovery.failure``; a failure after it is
+only ever finished forward, by this run or by the next (``recovery.reconcile``).
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from dpone_dagster.cancellation import Cancellation
+from dpone_dagster.contracts.documents import OperationPlan
+from dpone_dagster.contracts.mart import Scope
+from dpone_dagster.contracts.set_digest import EMPTY
+from dpone_dagster.errors import DponeError, unexpected
+from dpone_dagster.faults import reach
+from dpone_dagster.governance.gates import Side, evaluate
+from dpone_dagster.journal.facts import DigestFact, Facts
+from dpone_dagster.journal.graph import State
+from dpone_dagster.planning.plans import Workflow, bind_attempt, plan_workflow
+from dpone_dagster.ports import BuildReceipt, BuildResult, MutationOutcome, OperationRecord, RunIdentity
+from dpone_dagster.publication.attempt import (
+    Attempt,
+    MartResult,
+    Ports,
+    PublicationFailed,
+    shadow_of,
+    stage_of,
+)
+from dpone_dagster.publication.commit import commit_all, summarize
+from dpone_dagster.publication.preflight import check_generation, check_pair, prove_empty
+from dpone_dagster.publication.seal import SealAuthority, open_artifact, seal
+from dpone_dagster.recovery.failure import fail_before_commit
+from dpone_dagster.recovery.reconcile import reconcile
+
+
+def publish_day(
+    ports: Ports,
+    workflow: Workflow,
+    scope: Scope,
+    identity: RunIdentity,
+    *,
+    replay: bool,
+    now: datetime | None = None,
+) -> dict[str, MartResult]:
+    """Publish one UTC day of every mart of a workflow, or say why not.
+
+    Args:
+        ports: the engines, the journal, dbt, the artifact store.
+        workflow: the marts published together.
+        scope: the day.
+        identity: who is working.
+        replay: publish again where every mart of the day is COMPLETE; otherwise such a day is skipped, unless a
+            later replay of it failed with the SQL day committed: that one is restored and rebuilt.
+        now: the clock, for tests.
+
+    Returns:
+        Mart name -> result, in plan order.
+
+    Raises:
+        PublicationFailed: a gate, a dbt test, a key or a proof said no; nothing a reader sees has changed.
+        DponeError: any other refusal; `dpone explain` says where the operation stands. Nothing else leaves here
+            but interrupts: an exception's own text may carry row values.
+    """
+    refuse_scope(workflow, scope, now or datetime.now(UTC))
+    try:
+        return _publish_day(ports, workflow, scope, identity, replay=replay)
+    except DponeError:
+        raise
+    except Exception as error:
+        raise unexpected(error) from error
+
+
+def _publish_day(
+    ports: Ports, workflow: Workflow, scope: Scope, identity: RunIdentity, *, replay: bool
+) -> dict[str, MartResult]:
+    with Cancellation() as cancel:
+
+        def waiting(sentence: str) -> None:
+            cancel.check()
+            ports.progress.note(sentence)
+
+        with ports.journal.hold(
+            workflow.resources,
+            identity=identity,
+            scope=scope,
+            deadline_seconds=ports.policy.lock_wait_seconds,
+            on_wait=waiting,
+        ) as lease:
+            attempt = Attempt(
+                ports=ports, workflow=workflow, scope=scope, identity=identity, lease=lease, cancel=cancel
+            )
+            finished = reconcile(attempt)
+            if finished:
+                return finished
+            if not replay and (skipped := _complete(attempt)):
+                return skipped
+            operations = _admit(attempt)
+            return commit_all(attempt, _prepare(attempt, operations))
+
+
+def refuse_scope(workflow: Workflow, scope: Scope, now: datetime) -> None:
+    """Refuse a day that has not ended or that lies before a mart's start."""
+    if scope.end > now:
+        raise DponeError("DPONE_SCOPE_IN_FUTURE", f"The day {scope.key} has not ended in UTC.")
+    for mart in workflow.marts:
+        if scope.start.date() < mart.start_date:
+            raise DponeError(
+                "DPONE_SCOPE_BEFORE_START",
+                f"The day {scope.key} is before {mart.name}'s start {mart.start_date}.",
+            )
+
+
+def _complete(attempt: Attempt) -> dict[str, MartResult] | None:
+    """The day's publications, if every mart has one and the SQL day is still what was published."""
+    journal, results = attempt.ports.journal, {}
+    for mart in attempt.workflow.marts:
+        head = journal.scope_head(mart.name, attempt.scope)
+        operation = journal.operation(head.operation_id) if head else None
+        if operation is None:
+            return None
+        day = journal.history(mart.name, attempt.scope)
+        later = day[[o.operation_id for o in day].index(operation.operation_id) + 1 :]
+        if any(Facts.of(o).outcome == MutationOutcome.COMMITTED_WITH_IMAGES for o in later):
+            return None
+        results[mart.name] = MartResult(action="skipped", operation=operation)
+    for mart in attempt.workflow.marts:
+        # What says "published already" must not say it of a table that is gone.
+        uuid = attempt.ports.analytics(f"dpone-check-{attempt.identity.worker_id[:8]}-").uuid(mart.target)
+        check_generation(attempt, mart, uuid)
+    operations = [r.operation for r in results.values()]
+    together = len({o.workflow_execution_id for o in operations}) == 1
+    if together and Facts.of(operations[0]).durable_summary_sha256 is None:
+        # The run died between its last publication and this.
+        summarize(attempt, operations)
+    return results
+
+
+def _admit(attempt: Attempt) -> list[OperationRecord]:
+    workflow, journal = attempt.workflow, attempt.ports.journal
+    # Refusals that need no admission come before it, so that they leave nothing behind.
+    for mart in workflow.marts:
+        check_pair(attempt, mart)
+    attempt.boundary()
+    reach("admit.before")
+    operations = journal.admit(
+        attempt.lease,
+        workflow=workflow.name,
+        marts=[m.name for m in workflow.marts],
+        targets=[m.target.dotted for m in workflow.marts],
+        scope=attempt.scope,
+        build=lambda found: plan_workflow(
+            workflow, attempt.scope, found, policy=attempt.ports.policy, identity=attempt.identity
+        ),
+        bind=lambda bundle, operation_id, epoch: bind_attempt(
+            bundle, operation_id, epoch=epoch, identity=attempt.identity
+        ),
+    )
+    reach("admit.after")
+    return operations
+
+
+def _prepare(attempt: Attempt, operations: list[OperationRecord]) -> list[OperationRecord]:
+    try:
+        built = _mutate(attempt, operations)
+        operations = [_seal_and_stage(attempt, operation, receipt) for operation, receipt in built]
+        operations = _gate(attempt, operations)
+        operations = [_shadow_and_prove(attempt, operation) for operation in operations]
+        attempt.boundary()
+        for operation in operations:
+            _refuse_late_strangers(attempt, operation)
+        # The barrier: every mart of the workflow is PREPARED before the first goes on.
+        return [attempt.ports.journal.transition(o, State.PREPARED) for o in operations]
+    except BaseException as error:
+        # Interrupts included: whatever stopped us, first establish where the engines stand.
+        raise fail_before_commit(attempt, [o.operation_id for o in operations], error) from error
+
+
+# ---------------------------------------------------------------------------------- mutate and observe
+
+
+def _mutate(attempt: Attempt, operations: list[OperationRecord]) -> list[tuple[OperationRecord, BuildReceipt]]:
+    journal, builder = attempt.ports.journal, attempt.ports.builder
+    restore_from: dict[str, OperationRecord] = {}
+    for operation in operations:
+        failed_id = Facts.of(operation).restore_from
+        if failed_id:
+            failed = journal.operation(failed_id)
+            assert failed is not None
+            restore_from[operation.mart] = failed
+    attempt.boundary()
+    operations = [journal.record(o, {"mutation_invoked": True}) for o in operations]
+    reach("mutate.before")
+    with attempt.phase(operations[0], "mutate"):
+        built = builder.build(attempt.workflow.marts, operations, attempt.scope, restore_from=restore_from)
+    attempt.tests = built.tests
+    reach("mutate.after")
+    attempt.lease.check()  # whoever was overtaken finds its successor's traces, and must not judge them
+    observed = [_observe(attempt, operation, built) for operation in operations]
+    failing = [t for t in built.tests if t.status in ("fail", "error")]
+    if failing:
+        raise DponeError("DPONE_DBT_TEST_FAILED", f"{len(failing)} dbt tests failed, the first is {failing[0].name}.")
+    # dbt skips the tests of a model whose COMMIT it has not seen acknowledged; the receipt proves the commit alone.
+    if untested := [t for t in built.tests if t.status not in ("pass", "warn")]:
+        raise DponeError(
+            "DPONE_DBT_TEST_NOT_RUN", f"{len(untested)} dbt tests did not run, the first is {untested[0].name}."
+        )
+    return observed
+
+
+def _observe(attempt: Attempt, operation: OperationRecord, built: BuildResult) -> tuple[OperationRecord, BuildReceipt]:
+    """Read receipt and images back; what dbt said only names the reason when the receipt says no."""
+    with attempt.phase(operation, "observe") as count:
+        outcome, receipt = attempt.ports.source.outcome(operation)
+        if outcome is MutationOutcome.COMMIT_UNKNOWN:
+            raise DponeError("DPONE_COMMIT_UNKNOWN", f"The SQL mutation of {operation.mart} cannot be classified.")
+        if receipt is None:
+            model = attempt.mart(operation).model_unique_id
+            raise DponeError(
+                built.error_codes.get(model, "DPONE_MUTATION_FAILED"),
+                f"{built.error_sentences.get(model, f'The SQL mutation of {operation.mart} failed.')}"
+                f" It ended as {outcome}.",
+            )
+        count.rows = receipt.after.rows
+        operation = attempt.ports.journal.record(
+            operation,
+            {
+                "outcome": str(outcome),
+                "dbt_tests": [asdict(test) for test in built.tests],
+                "build_receipt_sha256": receipt.sha256,
+                "source_rows": receipt.source_rows,
+                "updated_rows": receipt.updated_rows,
+                "inserted_rows": receipt.inserted_rows,
+                "before": DigestFact.of(receipt.before).as_json(),
+                "after": DigestFact.of(receipt.after).as_json(),
+            },
+        )
+    return operation, receipt
+
+
+# ------------------------------------------------------------------------------------- seal, stage, gate
+
+
+def _seal_and_stage(attempt: Attempt, operation: OperationRecord, receipt: BuildReceipt) -> OperationRecord:
+    ports, mart = attempt.ports, attempt.mart(operation)
+    attempt.boundary()
+    with attempt.phase(operation, "seal") as count:
+        sealed = seal(
+            mart=mart,
+            operation=operation,
+            receipt=receipt,
+            reader=ports.source.read_image(mart, receipt.after_image),
+            store=ports.artifacts,
+            authority=_authority(attempt, operation),
+            chunk_rows=ports.policy.chunk_rows,
+            check=attempt.cancel.check,
+        )
+        count.rows, count.bytes = sealed.manifest.total_rows, sealed.manifest.total_bytes
+    operation = ports.journal.record(
+        operation,
+        {
+            "seal_authorization_sha256": sealed.authorization.sha256,
+            "artifact_manifest_sha256": sealed.manifest.sha256,
+            "artifact_prefix": sealed.manifest.artifact_prefix,
+            "artifact_bytes": sealed.manifest.total_bytes,
+            "artifact_chunks": sealed.manifest.chunk_count,
+        },
+        documents=[sealed.authorization, sealed.manifest],
+    )
+    reach("seal.after")
+    reach("stage.before")
+    attempt.boundary()
+    stage, analytics = stage_of(mart, operation), attempt.analytics(operation)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in open_artifact(ports.artifacts, sealed.manifest, mart):
+            attempt.cancel.check()
+            yield batch
+
+    with attempt.phase(operation, "stage") as count:
+        stage_uuid = analytics.create_stage(mart, stage.name)
+        operation = ports.journal.record(operation, {"stage_uuid": stage_uuid})
+        count.rows = analytics.load(stage, batches(), ports.progress.rows)
+        reach("stage.after")
+    return operation
+
+
+def _authority(attempt: Attempt, operation: OperationRecord) -> SealAuthority:
+    """What the journal says about the right to seal this operation's image."""
+    journal = attempt.ports.journal
+    body, baseline = journal.document(operation.operation_plan_sha256), journal.baseline(operation.mart)
+    binding = Facts.of(operation).execution_binding_sha256
+    if body is None or baseline is None or binding is None:
+        raise DponeError("DPONE_JOURNAL_CORRUPT", f"The journal lacks a document of {operation.mart}'s operation.")
+    plan = OperationPlan.parse(body)
+    return SealAuthority(
+        workflow_execution_binding_sha256=binding,
+        baseline_adoption_receipt_sha256=baseline,
+        effective_key_mapping_sha256=plan.effective_key_mapping_sha256,
+        effective_key_template_sha256=plan.effective_key_template_sha256,
+        issuer_authority=f"journal/{attempt.workflow.environment}",
+    )
+
+
+def _gate(attempt: Attempt, operations: list[OperationRecord]) -> list[OperationRecord]:
+    """Evaluate every gate of every mart, then refuse if one of them blocks."""
+    gated = []
+    for operation in operations:
+        attempt.boundary()
+        mart, facts, analytics = attempt.mart(operation), Facts.of(operation), attempt.analytics(operation)
+        assert facts.after is not None
+        with attempt.phase(operation, "gate"):
+            staged = analytics.digest(mart, stage_of(mart, operation))
+            source = facts.after.digest
+            report = evaluate(
+                operation_id=operation.operation_id,
+                gates=mart.gates,
+                source=Side(rows=source.rows, digest=source),
+                staged=Side(rows=staged.rows, digest=staged),
+            )
+            attempt.gates[mart.name] = report
+            gated.append(
+                attempt.ports.journal.record(
+                    operation,
+                    {"gate_report_sha256": report.sha256, "gates_passed": report.passed},
+                    documents=[report],
+                )
+            )
+    reach("gate.after")
+    blocked = [(m, r.gate_id) for m, g in attempt.gates.items() for r in g.results if r.blocks]
+    if blocked:
+        names = ", ".join(f"{mart}.{gate}" for mart, gate in blocked)
+        raise DponeError("DPONE_QUALITY_GATES_FAILED", f"Blocking gates failed: {names}.")
+    return gated
+
+
+# -------------------------------------------------------------------------------------- shadow and prove
+
+
+def _shadow_and_prove(attempt: Attempt, operation: OperationRecord) -> OperationRecord:
+    mart, analytics = attempt.mart(operation), attempt.analytics(operation)
+    journal, facts = attempt.ports.journal, Facts.of(operation)
+    assert facts.after is not None
+    attempt.boundary()
+    design = check_pair(attempt, mart)
+    known = {"predecessor_uuid": design.uuid, "physical_design_sha256": design.sha256}
+    if facts.after.digest == EMPTY:
+        with attempt.phase(operation, "prove"):
+            prove_empty(attempt, operation)
+        return journal.record(operation, {**known, "target_outcome": "NOT_REQUIRED_EMPTY_SCOPE"})
+    reach("shadow.before")
+    with attempt.phase(operation, "shadow"):
+        shadow, stage = shadow_of(mart, operation), stage_of(mart, operation)
+        operation = journal.record(operation, {"target_rows_before": analytics.count(mart.target, mart)})
+        report = analytics.build_shadow(mart, design, stage, shadow, attempt.scope)
+    operation = journal.record(
+        operation,
+        {
+            **known,
+            "shadow_uuid": report.uuid,
+            "touched_partitions": report.touched_partitions,
+            "untouched_partitions": report.untouched_partitions,
+            "untouched_parts": report.untouched_parts,
+        },
+    )
+    reach("shadow.after")
+    attempt.boundary()
+    with attempt.phase(operation, "prove") as count:
+        proof = analytics.prove(mart, design, stage, shadow, attempt.scope, facts.after.digest)
+        count.rows = proof.touched_multiset_rows
+    reach("prove.after")
+    return journal.record(
+        operation,
+        {"proof_sha256": proof.sha256, "total_rows": proof.total_rows, "target_outcome": "EXCHANGED"},
+    )
+
+
+def _refuse_late_strangers(attempt: Attempt, operation: OperationRecord) -> None:
+    """Count the target once more: rows that somebody added after the shadow was built would be left behind."""
+    mart, before = attempt.mart(operation), Facts.of(operation).target_rows_before
+    if before is not None and attempt.analytics(operation).count(mart.target, mart) != before:
+        raise DponeError(
+            "DPONE_TARGET_DIVERGED", f"Somebody wrote to {mart.target.dotted} while its successor was being built."
+        )
+
+
+__all__ = ["PublicationFailed", "publish_day", "refuse_scope"]

@@ -1,0 +1,1 @@
+"""Dagster IO managers: the sealed artifact and the published generation."""

@@ -1,0 +1,1 @@
+"""Adapters round vendor SDKs: engines, drivers, stores, dbt."""

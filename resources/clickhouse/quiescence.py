@@ -1,0 +1,28 @@
+"""Ending the queries of an attempt, and knowing that none is left."""
+
+# ruff: noqa: S608 - the prefix goes through ``literal``.
+
+import time
+import uuid
+
+from dpone_dagster.errors import DponeError
+from resources.clickhouse.statements import Statements, literal
+
+DEADLINE_SECONDS = 60.0
+
+
+def quiesce(statements: Statements, prefix: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    """Kill the queries whose id starts with ``prefix`` and return once none is left.
+
+    Raises:
+        DponeError: DPONE_ENGINE_BUSY when one is left at the deadline (a DDL statement may not be killable).
+    """
+    # These statements carry an id of another kind, so they do not find themselves.
+    query_id = f"dpone-quiesce-{uuid.uuid4().hex}"
+    mine = f"(startsWith(query_id, {literal(prefix)}) OR startsWith(Settings['log_comment'], {literal(prefix)}))"
+    until = time.monotonic() + deadline_seconds
+    while left := statements.value(f"SELECT count() FROM system.processes WHERE {mine}", query_id=query_id):
+        if time.monotonic() > until:
+            raise DponeError("DPONE_ENGINE_BUSY", f"{left} queries of an earlier attempt still run.", queries=left)
+        statements.run(f"KILL QUERY WHERE {mine} ASYNC", query_id=query_id)
+        time.sleep(0.05)

@@ -1,0 +1,124 @@
+"""Statements to ClickHouse under one query id prefix; the client turns every driver error into a code."""
+
+# ruff: noqa: S608 - names match ``contracts.mart.Identifier`` and are quoted; values go through ``literal``.
+
+import uuid
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+
+from dpone_dagster.contracts.mart import Relation
+from dpone_dagster.errors import DponeError
+from resources.clickhouse_client import ClickHouseClient
+from resources.dialects.clickhouse import quote, relation_sql
+
+# A user's or server's profile must not change what a statement means.
+_PINNED: dict[str, Any] = {
+    "apply_deleted_mask": 1,  # lightweight-deleted rows are no rows
+    "async_insert": 0,
+    "insert_deduplicate": 0,  # equal blocks are rows, not retries
+    "insert_null_as_default": 0,  # a NULL must never become a zero
+    "input_format_null_as_default": 0,
+    "input_format_arrow_allow_missing_columns": 0,
+    "date_time_overflow_behavior": "throw",
+    "transform_null_in": 0,
+    "max_partitions_per_insert_block": 0,
+    "max_partition_size_to_drop": 0,  # size limits protect people, not tables named by their UUID
+    "max_table_size_to_drop": 0,
+}
+
+# A day's rebuild and proof must stay flat in memory however large the day is: group-bys spill, inserts are cut.
+BOUNDED: dict[str, Any] = {
+    "max_threads": 2,
+    "max_insert_threads": 1,
+    "max_bytes_before_external_group_by": 256 << 20,
+    "max_bytes_before_external_sort": 256 << 20,
+    "min_insert_block_size_rows": 500_000,
+    "min_insert_block_size_bytes": 64 << 20,
+}
+
+
+class Statements:
+    """Sends statements with ids ``<prefix><token>-<n>``; the token keeps two attempts' ids apart.
+
+    On a server the id is the query's id. The embedded engine ignores it, so it is also sent as ``log_comment``,
+    which both show in ``system.processes``.
+    """
+
+    def __init__(self, client: ClickHouseClient, prefix: str) -> None:
+        self._client = client
+        self.prefix = prefix
+        self._ids = (f"{prefix}{uuid.uuid4().hex[:8]}-{n}" for n in count(1))
+
+    def rows(self, sql: str, **settings: Any) -> Sequence[Sequence[Any]]:
+        """Return the rows of a query."""
+        result: Sequence[Sequence[Any]] = self._client.query(sql, settings=self._settings(settings)).result_rows
+        return result
+
+    def value(self, sql: str, **settings: Any) -> Any:
+        """Return the one value of a query."""
+        return self.rows(sql, **settings)[0][0]
+
+    def run(self, sql: str, **settings: Any) -> None:
+        """Send one statement once."""
+        self._client.command(sql, settings=self._settings(settings))
+
+    def insert(self, table: Relation, rows: pa.Table) -> None:
+        """Insert an Arrow table."""
+        self._client.insert_arrow(table.name, rows, database=table.schema_name, settings=self._settings({}))
+
+    def arrow(self, sql: str, **settings: Any) -> pa.Table:
+        """Return the rows of a query as an Arrow table."""
+        return self._client.query_arrow(sql, settings=self._settings(settings), use_strings=True)
+
+    def find_uuid(self, table: Relation) -> str | None:
+        """Return the UUID of the table of that name; None when there is none."""
+        found = self.rows(
+            f"SELECT toString(uuid) FROM system.tables"
+            f" WHERE database = {literal(table.schema_name)} AND name = {literal(table.name)}"
+        )
+        return str(found[0][0]) if found else None
+
+    def drop(self, table: Relation, uuid: str) -> None:
+        """Drop the table only if it has ``uuid``; a no-op when it is absent.
+
+        Raises:
+            DponeError: DPONE_TABLE_REPLACED when another table has the name.
+        """
+        found = self.find_uuid(table)
+        if found is None:
+            return
+        if found != uuid:
+            raise replaced(table, expected=uuid, observed=found)
+        self.run(f"DROP TABLE {relation_sql(table)} SYNC")
+
+    def _settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        query_id = settings.pop("query_id", None) or next(self._ids)
+        return {**_PINNED, **settings, "query_id": query_id, "log_comment": query_id}
+
+
+def replaced(table: Relation, *, expected: str, observed: str | None) -> DponeError:
+    """The refusal to touch a table that is not the one that was recorded."""
+    return DponeError(
+        "DPONE_TABLE_REPLACED",
+        f"Table {table.dotted} does not have the recorded UUID.",
+        expected_uuid=expected,
+        observed_uuid=observed,
+    )
+
+
+def literal(text: str) -> str:
+    """Quote one string value."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def literals(texts: Iterable[str]) -> str:
+    """Quote several string values, comma-separated; never empty, so that ``IN (..)`` stays valid SQL."""
+    return ", ".join(map(literal, texts)) or "''"
+
+
+def names(columns: Iterable[str]) -> str:
+    """Quote column names, comma-separated."""
+    return ", ".join(map(quote, columns))
