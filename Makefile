@@ -4,10 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK := 1
 
+# Dagster's own storage and settings: with DAGSTER_HOME unset, its storage would vanish with the process.
+DAGSTER_SETTINGS = home=$$($(BIN)/python -m resources.embedded.home) && mkdir -p $$home/dagster && \
+	cp dagster.yaml $$home/dagster/
+
 .PHONY: demo test lint check bench ui down clean
 
 demo: $(VENV)/ready          ## publish a week of flights, then show what the journal knows
-	$(BIN)/python -m assets.demo
+	@$(DAGSTER_SETTINGS)
+	@$(BIN)/python -m assets.demo
 
 test: $(VENV)/ready          ## pass the tests; they start and stop their own engines
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -24,9 +29,7 @@ bench: $(VENV)/ready         ## measure; writes build/bench.json
 	$(BIN)/python -m tests.bench
 
 ui: $(VENV)/ready            ## the Dagster UI on the demo's home, on loopback
-	# Dagster's own storage: with DAGSTER_HOME unset it would vanish with the process.
-	home=$$($(BIN)/python -m resources.embedded.home) && mkdir -p $$home/dagster && cp dagster.yaml $$home/dagster/ && \
-		DPONE_HOME=$$home DAGSTER_HOME=$$home/dagster \
+	@$(DAGSTER_SETTINGS) && DPONE_HOME=$$home DAGSTER_HOME=$$home/dagster \
 		$(BIN)/dagster dev -h 127.0.0.1 -p $(or $(PORT),3000) -w workspace.yaml
 
 down: $(VENV)/ready          ## stop the embedded engines
@@ -38,6 +41,7 @@ clean: down                  ## stop the engines and forget the demo's data
 $(VENV)/ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 		{ echo "Python 3.11, 3.12 or 3.13 is needed; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing into $(VENV) (about 2 GB, a minute or two) ..."
 	$(PYTHON) -m venv $(VENV)
 	# The lock is whole, so nothing is resolved here.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock

@@ -49,8 +49,7 @@ def prepare() -> Runtime:
     step = "[bold cyan]·[/] "
     out.print(f"{step}Starting PostgreSQL (standing in for SQL Server) and ClickHouse ...", highlight=False)
     runtime = Runtime.open()
-    out.print(f"{step}Loading 336,776 flights into the source ...", highlight=False)
-    load_flights(runtime.engines.pg.conninfo)
+    load_flights(runtime.engines.pg.conninfo, progress=lambda sentence: out.print(f"{step}{sentence}", highlight=False))
     out.print(f"{step}Reading the dbt project (the first time takes some seconds) ...", highlight=False)
     if runtime.journal.baseline(MART) is None:
         worker = str(uuid.uuid4())

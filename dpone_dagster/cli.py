@@ -35,7 +35,9 @@ app = typer.Typer(
 baseline = typer.Typer(no_args_is_help=True, help="Adopt or create the pair of tables that a mart publishes between.")
 app.add_typer(baseline, name="baseline")
 
-out = Console()
+# Into a pipe or a file nothing is cut at 80 columns.
+_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+out = Console(width=_WIDTH)
 err = Console(stderr=True)
 
 
@@ -189,6 +191,7 @@ def run(
             raise DponeError("DPONE_RANGE_EMPTY", "--to lies before --from.")
         days = [Scope.day((first.start + timedelta(days=n)).date()) for n in range((last.start - first.start).days + 1)]
         runtime = Runtime.open()
+        runtime.mart(mart)
         rows: list[dict[str, Any]] = []
         failure: DponeError | None = None
         quiet = format_ is Format.json
@@ -249,12 +252,20 @@ def _row(result: MartResult, seconds: float) -> dict[str, Any]:
         "rows": facts.after.rows if facts.after else None,
         "inserted_rows": facts.inserted_rows,
         "updated_rows": facts.updated_rows,
+        "kept_rows": _kept(facts),
         "gates": None if result.gates is None else {g.gate_id: g.status for g in result.gates.results},
         "dbt_tests": {t.name: t.status for t in result.tests},
         "after_image_sha256": facts.after.digest.sha256 if facts.after else None,
         "operation_id": operation.operation_id,
         "seconds": round(seconds, 3),
     }
+
+
+def _kept(facts: Facts) -> int | None:
+    """Rows of the day that the model no longer yields; a mart keeps them (``ignore_missing``)."""
+    if facts.after is None or facts.source_rows is None:
+        return None
+    return facts.after.rows - facts.source_rows
 
 
 def _print_run(
@@ -274,21 +285,13 @@ def _print_run(
         return
     several = len({r["mart"] for r in rows}) > 1
     table = Table(title=f"{mart}: {days[0].key} to {days[-1].key}", title_justify="left", box=None, pad_edge=False)
-    names = [
-        "day",
-        *(["mart"] if several else []),
-        "result",
-        "rows",
-        "inserted",
-        "updated",
-        "gates",
-        "tests",
-        "seconds",
-    ]
+    kept = any(r["kept_rows"] for r in rows if r["action"] != "skipped")
+    names = ["day", *(["mart"] if several else []), "result", "rows", "inserted", "updated"]
+    names += [*(["kept"] if kept else []), "gates", "tests", "seconds"]
     # The digest is a nicety for wide terminals; `dpone explain` has it in full.
     names += ["digest of the day"] if out.width >= 100 else []
     for name in names:
-        numeric = name in ("rows", "inserted", "updated", "seconds")
+        numeric = name in ("rows", "inserted", "updated", "kept", "seconds")
         table.add_column(name, justify="right" if numeric else "left", header_style="bold dim", no_wrap=True)
     colours = {"published": "green", "finished": "yellow", "skipped": "dim"}
     for row in rows:
@@ -300,6 +303,7 @@ def _print_run(
             "rows": _number(row["rows"]),
             "inserted": _number(row["inserted_rows"]) if moved else "",
             "updated": _number(row["updated_rows"]) if moved else "",
+            "kept": _number(row["kept_rows"]) if moved else "",
             "gates": _tally(row["gates"], "passed"),
             "tests": _tally(row["dbt_tests"], "pass"),
             "seconds": f"{row['seconds']:.2f}",
@@ -308,7 +312,7 @@ def _print_run(
         table.add_row(*(cells[name] for name in names))
     if rows:
         out.print(table)
-    total = sum(r["rows"] or 0 for r in rows)
+    total = sum(r["rows"] or 0 for r in rows if r["action"] != "skipped")
     published = sum(r["action"] != "skipped" for r in rows)
     seconds = sum(r["seconds"] for r in rows)
     if rows or not failure:
@@ -364,6 +368,8 @@ def status(format_: FormatOption = Format.text) -> None:
                 name,
                 justify="right" if name in ("days", "rows", "generation") else "left",
                 header_style="bold dim",
+                no_wrap=name != "needs attention",
+                overflow="fold",
             )
         for mart in marts:
             trouble = [f"[yellow]{o['day']} {o['state']}[/]" for o in mart["open"]]
@@ -415,11 +421,12 @@ def _print_operation(operation: dict[str, Any]) -> None:
     if facts.get("after"):
         out.print(
             f"  {facts['after']['rows']:,} rows after, {facts['before']['rows']:,} before; "
-            f"{facts['inserted_rows']:,} inserted, {facts['updated_rows']:,} updated",
+            f"{facts['inserted_rows']:,} inserted, {facts['updated_rows']:,} updated, "
+            f"{facts['after']['rows'] - facts['source_rows']:,} kept that the model no longer yields",
             highlight=False,
         )
     for gate in operation["gates"]:
-        mark = "[green]✓[/]" if gate["status"] == "passed" else "[red]✗[/]"
+        mark = {"passed": "[green]✓[/]", "warned": "[yellow]![/]"}.get(gate["status"], "[red]✗[/]")
         out.print(f"  {mark} {gate['gate_id']}  [dim]{gate['message']}[/]", highlight=False)
     states = " → ".join(state for state, _ in groupby(t["to_state"] for t in operation["transitions"]))
     out.print(f"  [dim]{states}[/]", highlight=False)

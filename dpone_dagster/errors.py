@@ -171,7 +171,7 @@ _code(
 _code(
     "DPONE_IMAGE_CONFLICT",
     "An image of this operation exists without a receipt.",
-    "Do not drop it by hand: `dpone explain MART DAY --json` says whose it is.",
+    "Do not drop it by hand: `dpone explain MART DAY --format json` says whose it is.",
 )
 _code(
     "DPONE_KEY_DUPLICATE",
@@ -278,7 +278,7 @@ _code(
 _code(
     "DPONE_JOURNAL_CORRUPT",
     "The journal holds a combination of rows that no transition can have written.",
-    "Do not change anything by hand; keep the journal and ask for help with `dpone explain MART DAY --json`.",
+    "Do not change anything by hand; keep the journal and ask for help with `dpone explain MART DAY --format json`.",
 )
 _code(
     "DPONE_JOURNAL_BUSY",
@@ -328,7 +328,7 @@ _code(
 _code(
     "DPONE_TRANSITION_ILLEGAL",
     "The state graph has no such edge.",
-    "This is a fault of the product or a hand-edited journal: run `dpone explain MART DAY --json` and report it.",
+    "The product is at fault, or somebody edited the journal: run `dpone explain MART DAY --format json`, report it.",
 )
 
 # Artifact
@@ -365,7 +365,7 @@ _code(
 _code(
     "DPONE_ARTIFACT_UNAUTHORIZED",
     "The seal authorization is for another operation, attempt or image.",
-    "Run `dpone explain MART DAY --json` and report it: the product never pairs the two itself.",
+    "Run `dpone explain MART DAY --format json` and report it: the product never pairs the two itself.",
 )
 
 # ClickHouse
@@ -383,7 +383,7 @@ _code(
 _code(
     "DPONE_STAGE_MISMATCH",
     "The staged rows are not the rows of the after image.",
-    "Materialize the partition again; if it repeats, run `dpone explain MART DAY --json` and report it.",
+    "Materialize the partition again; if it repeats, run `dpone explain MART DAY --format json` and report it.",
 )
 _code(
     "DPONE_TABLE_REPLACED",

@@ -113,7 +113,10 @@ def next_step(journal: JournalPort, mart: MartSpec, operations: list[OperationRe
             " materialize the partition again: the run restores the SQL day and rebuilds it."
         )
     if latest.state in FORWARD_ONLY:
-        return "Materialize the partition again: the operation is finished forward; it is never undone."
+        return (
+            "Readers of ClickHouse may see the day already, and nobody claims it yet. Run the day again: the operation"
+            " is finished forward; it is never undone."
+        )
     if latest.state is State.COMMIT_UNKNOWN:
         return CODES["DPONE_COMMIT_UNKNOWN"].next_step
     return (

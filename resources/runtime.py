@@ -144,7 +144,8 @@ class Runtime:
             DponeError: DPONE_MART_UNKNOWN.
         """
         if name not in self.marts:
-            raise DponeError("DPONE_MART_UNKNOWN", f"No mart is named {name!r}.", known=sorted(self.marts))
+            known = ", ".join(sorted(self.marts))
+            raise DponeError("DPONE_MART_UNKNOWN", f"No mart is named {name!r}; there is {known}.")
         return self.marts[name]
 
     def workflow_of(self, mart: str) -> Workflow:

@@ -11,6 +11,7 @@ import csv
 import hashlib
 import importlib.util
 import io
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -123,6 +124,16 @@ def withdraw_day(conninfo: str, day: date, *, keep_one_in: int) -> int:
         ).rowcount
 
 
+def _main() -> None:
+    """Revise days of the demo's source: ``python -m assets.sources.flights 2013-01-05 ..``."""
+    from resources.runtime import Runtime
+
+    conninfo = Runtime.open().engines.pg.conninfo
+    for text in sys.argv[1:]:
+        changed = revise_day(conninfo, date.fromisoformat(text))
+        print(f"{text}: {changed} source rows revised.")  # noqa: T201 - a command of the demo
+
+
 def data_folder() -> Path:
     """Return the folder of the installed data files.
 
@@ -188,3 +199,7 @@ def _fingerprint(folder: Path) -> str:
     for name in ("flights.csv.zip", "airlines.csv", "airports.csv"):
         digest.update((folder / name).read_bytes())
     return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    _main()

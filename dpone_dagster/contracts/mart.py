@@ -157,6 +157,11 @@ class MartSpec(ClosedModel):
             raise ValueError(f"columns lack {missing[0]}")
         if len(set(self.key)) != len(self.key):
             raise ValueError("key repeats a column")
+        gates = [g.id for g in self.gates]
+        if len(set(gates)) != len(gates):
+            raise ValueError("gates repeat an id")
+        if any(gate.startswith("dpone_") for gate in gates):
+            raise ValueError("gates have an id that starts with dpone_, which is the platform's")
         if self.event_time not in self.key:
             raise ValueError("key must contain event_time")
         return self

@@ -139,9 +139,9 @@ def _summary(operations: Sequence[OperationRecord], outcomes: dict[str, str]) ->
 
 def _next_step(error: DponeError, closed: bool) -> str:
     if not closed:
-        return "Materialize the partition again: the next run reconciles what this one left. " + error.next_step
-    return (
-        "ClickHouse is unchanged and staging is gone; the SQL day, if committed, is kept with its before image. "
-        + error.next_step
-        + " Then materialize the partition again: the run restores the day and rebuilds it."
-    )
+        return error.next_step + " The operation stays open; the next run of the day settles it first."
+    if "again" not in error.next_step:
+        again = " Then run the day again: a committed SQL day is restored from its before image and rebuilt."
+    else:
+        again = " A committed SQL day is kept with its before image; the next run restores it and rebuilds."
+    return f"{error.next_step}{again} ClickHouse is unchanged and staging is gone."
