@@ -9,6 +9,7 @@ the acknowledgement where the boundary lies after one), ``hang`` (sleep past eve
 
 import os
 import signal
+import threading
 import time
 
 BOUNDARIES: dict[str, str] = {
@@ -56,7 +57,8 @@ def reach(boundary: str) -> None:
     if _ACTION == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif _ACTION == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this very thread: sent to the process, another thread may take it while this one walks on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif _ACTION == "hang":
         time.sleep(3600)
     else:

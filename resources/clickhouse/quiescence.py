@@ -14,6 +14,8 @@ DEADLINE_SECONDS = 60.0
 def quiesce(statements: Statements, prefix: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """Kill the queries whose id starts with ``prefix`` and return once none is left.
 
+    Whoever sent them: two attempts that share a prefix on one engine end each other's.
+
     Raises:
         DponeError: DPONE_ENGINE_BUSY when one is left at the deadline (a DDL statement may not be killable).
     """

@@ -15,6 +15,9 @@ What differs from a server:
     running statements are found, in both profiles, by ``Settings['log_comment']`` of ``system.processes``.
   * A statement outlives a client that goes away before the first byte of the answer: whoever takes over
     kills it.
+  * A statement that is killed mostly fails with 394, but in its last moments it may instead end with a part of
+    its answer, even none, and no error. So a kill is for statements whose answers nobody acts on any more, and
+    every attempt has a ``log_comment`` prefix of its own.
   * Sync settings are the engine's own: parts are written without fsync. Data survives the death of any
     process, power loss only as far as the file system goes.
 

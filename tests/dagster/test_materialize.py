@@ -136,9 +136,8 @@ def test_a_failing_gate_leaves_the_target_and_the_partition_alone(
         "Gate flights.min_rows: 0 rows, at least 1 wanted.\n"
         "Target: marts.flights unchanged; readers see what they saw before.\n"
         "Retry: safe. A new run first settles what this one left, and never publishes twice.\n"
-        "Next: ClickHouse is unchanged and staging is gone; the SQL day, if committed, is kept with its before image. "
-        "Correct the source or the gate. Then materialize the partition again: the run restores the day and "
-        "rebuilds it.\n"
+        "Next: Correct the source or the gate. Then run the day again: a committed SQL day is restored from its before "
+        "image and rebuilt. ClickHouse is unchanged and staging is gone.\n"
         "More: dpone explain flights 2013-05-02"
     )
     assert failure.metadata["code"].value == "DPONE_QUALITY_GATES_FAILED"

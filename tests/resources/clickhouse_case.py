@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 
@@ -111,7 +111,8 @@ class Case:
     mart: MartSpec = field(init=False)
 
     def __post_init__(self) -> None:
-        self.publisher = ClickHousePublisher(self.client, "dpone-test-")
+        # A prefix of its own: an ATTACH that is repeated first ends whatever runs under its attempt's prefix.
+        self.publisher = ClickHousePublisher(self.client, f"dpone-{uuid4().hex[:16]}-")
         self.mart = MartSpec(
             name="sales",
             model_unique_id="model.demo.sales",

@@ -1,5 +1,9 @@
 """Shadow, proof and exchange on the real engine, against a merge done by hand."""
 
+import contextlib
+import threading
+import time
+from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
@@ -8,7 +12,8 @@ from clickhouse_case import DAY, SCOPE, Case, Row, digest_by_hand, merged, row
 from dpone_dagster.errors import DponeError
 from resources.clickhouse import shadow as shadows
 from resources.clickhouse.statements import Statements
-from resources.clickhouse_client import ClickHouseClient
+from resources.clickhouse_client import ClickHouseClient, connect
+from resources.embedded.engines import Engines
 
 DAYS = [DAY + timedelta(days=n) for n in range(-12, 3)]
 OLD = [row(day, i) for day in DAYS for i in range(20)]
@@ -231,6 +236,51 @@ def test_an_attach_of_unknown_outcome_is_never_repeated_on_the_same_table(
     assert report.uuid == attached[1]
     case.prove(design, AFTER)
     assert case.rows("sales__shadow") == merged(OLD, AFTER)
+
+
+def test_a_repeated_attach_ends_its_own_attempts_statements_only(
+    clickhouse: ClickHouseClient, engines: Engines, ch_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = _case(clickhouse, ch_database)
+    design = case.create(OLD)
+    case.staged(AFTER)
+    others = connect(replace(engines.clickhouse, database=ch_database))
+    neighbour = _case(others, ch_database).publisher
+    prefixes = (case.publisher.query_prefix, neighbour.query_prefix)
+
+    def slow(prefix: str) -> None:
+        with contextlib.suppress(DponeError):
+            Statements(others, prefix).rows(
+                "SELECT sum(sleepEachRow(0.1)) FROM numbers(300) SETTINGS max_block_size = 1"
+            )
+
+    def running() -> list[bool]:
+        found = clickhouse.query("SELECT Settings['log_comment'] FROM system.processes").result_rows
+        return [any(row[0].startswith(prefix) for row in found) for prefix in prefixes]
+
+    threads = [threading.Thread(target=slow, args=(prefix,)) for prefix in prefixes]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20
+    while not all(running()) and time.monotonic() < until:
+        time.sleep(0.02)
+    run, refused = Statements.run, []
+
+    def refusing(self: Statements, sql: str, **settings: object) -> None:
+        if "ATTACH PARTITION" in sql and not refused:
+            refused.append(sql)
+            raise DponeError("DPONE_ENGINE_UNAVAILABLE", "lost")
+        run(self, sql, **settings)
+
+    monkeypatch.setattr(Statements, "run", refusing)
+    case.build(design)
+    assert refused
+    assert running() == [False, True]
+    neighbour.quiesce(neighbour.query_prefix)
+    for thread in threads:
+        thread.join(20)
+    assert running() == [False, False]
+    others.close()
 
 
 def test_a_replaced_target_is_refused_before_anything_is_built(clickhouse: ClickHouseClient, ch_database: str) -> None:
