@@ -273,7 +273,12 @@ def test_a_body_that_breaks_off_inserts_nothing(
     assert clickhouse.command("SELECT count() FROM t") == 0
 
 
-def test_large_answers_stream_in_flat_memory(clickhouse: ClickHouseClient, server: psutil.Process) -> None:
+def test_large_answers_stream_in_flat_memory(own_home: Home) -> None:
+    # An engine of its own: what other tests do to the shared one would be measured as well.
+    own_home.create()
+    found = clickhouse_server.start(own_home)
+    clickhouse, server = connect(found.endpoint), psutil.Process(found.pid)
+
     def read(rows: int) -> tuple[int, int]:
         peak = size = 0
         response = clickhouse.raw_stream(
