@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -587,7 +587,7 @@ def year(sizes: Sizes) -> Iterator[Figure]:
             environment = {**os.environ, "DPONE_HOME": str(ground.home.root)}
             started = time.monotonic()
             with answer.open("w") as out, child(command, env=environment, stdout=out) as run:
-                yardstick = _follow(run, runtime, sizes.year_days)
+                loads = _follow(run, runtime, sizes.year_days)
             wall = time.monotonic() - started
         result = json.loads(answer.read_text())
         assert result["passed"], result
@@ -625,30 +625,29 @@ def year(sizes: Sizes) -> Iterator[Figure]:
         detail={
             "early_seconds": statistics.median(early),
             "late_seconds": statistics.median(late),
-            # What other work did to the machine meanwhile: the same small job, during late days and early ones.
-            "machine_late_vs_early": round(
-                statistics.median(took for at, took in yardstick if at > wall - sum(late))
-                / statistics.median(took for at, took in yardstick if at < wall - sum(totals) + sum(early)),
-                3,
-            ),
+            # How busy the machine was with this and with other work, during early days and late ones.
+            "load_average_early": _mean(load for at, load in loads if at < wall - sum(totals) + sum(early)),
+            "load_average_late": _mean(load for at, load in loads if at > wall - sum(late)),
         },
     )
 
 
 def _follow(run: "subprocess.Popen[Any]", runtime: Runtime, days: int) -> list[tuple[float, float]]:
-    """Say how far the run is, by the journal, until it ends; do a small job now and then: (when, seconds)."""
+    """Say how far the run is, by the journal, until it ends; return the load averages seen: (when, load)."""
     told, started = 0, time.monotonic()
-    yardstick = []
+    loads = []
     while run.poll() is None:
-        time.sleep(0.3)
-        begun = time.perf_counter()
-        sum(range(200_000))
-        yardstick.append((time.monotonic() - started, time.perf_counter() - begun))
+        time.sleep(0.5)
+        loads.append((time.monotonic() - started, os.getloadavg()[0]))
         done = len(runtime.journal.scope_heads("flights"))
         if done // 50 > told // 50:
             say.print(f"[dim]           {done} of {days} days[/]")
             told = done
-    return yardstick
+    return loads
+
+
+def _mean(values: Iterable[float]) -> float:
+    return round(statistics.fmean(values), 2)
 
 
 GROUPS: dict[Callable[[Sizes], Iterator[Figure]], tuple[str, ...]] = {

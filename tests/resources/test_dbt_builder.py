@@ -60,6 +60,20 @@ def test_a_parsed_project_is_kept_and_bound_to_its_files(
         DbtBuilder(conninfo="", home=home.root / "dbt", project=copy).manifest()
 
 
+def test_builds_do_not_lengthen_dbts_own_lists(sandbox: Sandbox) -> None:  # noqa: F811
+    """dbt extends this list at every call and walks it at the next: the days of a year grew slower by it."""
+    from dbt.adapters.base.impl import DEFAULT_BASE_BEHAVIOR_FLAGS as FLAGS
+
+    lengths = []
+    for _ in range(3):
+        sandbox.events([{}])
+        assert sandbox.build(sandbox.admit("events")).model_status["model.dpone_marts.events"] == "success"
+        sandbox.settle("events")
+        sandbox.sql.execute("delete from loose.events")
+        lengths.append(len(FLAGS))
+    assert len(set(lengths)) == 1
+
+
 def test_the_planning_form_needs_no_dbt(sandbox: Sandbox, home: Home, pair_project: Path) -> None:  # noqa: F811
     """A code server that only lists marts must not pay for importing dbt."""
     script = (

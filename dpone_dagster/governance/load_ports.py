@@ -1,0 +1,337 @@
+"""What a governed load needs from the outside, as Protocols, and the records that cross them.
+
+Adapters raise ``DponeError`` only; an unreachable engine is DPONE_ENGINE_UNAVAILABLE, an unknown outcome to the caller.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from dpone_dagster.contracts.mart import Column, Scope
+from dpone_dagster.contracts.set_digest import SetDigest
+from dpone_dagster.governance.manifest import AcceptanceChecks, Hook, Name, Process
+
+
+class LoadColumn(Column):
+    """A column as an engine names it: any name at all; types are the closed list of ``contracts.types``."""
+
+    name: Name
+
+
+Columns = tuple[LoadColumn, ...]
+
+# -------------------------------------------------------------------------------------------------- measuring
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSnapshot:
+    """Exact counts of one side, from one aggregate query; column name -> count. None where it could not be had."""
+
+    side: str
+    dataset: str
+    columns: tuple[str, ...]
+    row_count: int | None
+    null_counts: Mapping[str, int] = field(default_factory=dict)
+    distinct_counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class ProbePort(Protocol):
+    """Questions that one side's engine answers with a number; no row leaves the engine.
+
+    The judged rows are those of the load: what is read from the source, or what is staged. Framework columns
+    (``__dpone__*``) are no business columns and not in ``columns``.
+    """
+
+    side: str
+    dataset: str
+    """What is judged, for people: ``schema.table`` or ``query sha256:..``."""
+    columns: Columns
+
+    def row_count(self) -> int: ...
+    def digest(self, columns: Columns, *, key: Columns = (), modulus: int = 1) -> SetDigest:
+        """Return the set digest of the given columns in that order.
+
+        Args:
+            key, modulus: with a modulus above 1 only rows whose key digest's first lane modulo it is 0 count: the
+                same rows on both engines.
+        """
+
+    def rows_with_null(self, columns: Sequence[str]) -> int:
+        """Return how many rows have a NULL in one of the columns."""
+
+    def surplus_rows(self, columns: Sequence[str]) -> int:
+        """Return rows minus distinct combinations of the columns; NULLs are equal to each other."""
+
+    def rows_outside(self, column: str, values: Sequence[str | int | bool], *, allow_null: bool) -> int:
+        """Return how many rows have another value than the given ones."""
+
+    def newest(self, column: str) -> datetime | None:
+        """Return the greatest value of a datetime2(6) column, aware UTC; None without rows or values."""
+
+    def scalar(self, sql: str) -> Any:
+        """Run one reading query with ``{{ relation }}`` replaced; return its one value (int, Decimal or None)."""
+
+    def metrics(self, checks: AcceptanceChecks) -> MetricSnapshot:
+        """Measure what acceptance asks for in one aggregate query."""
+
+    def blocks(self) -> Iterator[pa.RecordBatch]:
+        """Stream the rows in bounded blocks, for gates that need Python (staged side)."""
+
+
+# ------------------------------------------------------------------------------------------------- the source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Which rows a run reads, settled before the extraction.
+
+    Attributes:
+        scope: the UTC day of a ``daily`` load.
+        above, up_to: ends of a ``watermark`` window in canonical text, ``(above, up_to]``; ``above`` is None for the
+            first load, ``up_to`` is None where the source has no row at all.
+    """
+
+    scope: Scope | None = None
+    above: str | None = None
+    up_to: str | None = None
+
+
+class SourceSession(Protocol):
+    """One consistent look at the source: what is measured is what is extracted.
+
+    Attributes:
+        snapshot: whether the engine gives one snapshot for all questions; where it does not, evidence says so.
+    """
+
+    columns: Columns
+    window: Window
+    probe: ProbePort
+    snapshot: bool
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Stream the window's rows with the Arrow types of ``ColumnType.arrow``; constant memory."""
+
+
+class LoadSourcePort(Protocol):
+    """SQL Server (PostgreSQL standing in), ClickHouse, or a Python asset's rows."""
+
+    def open(
+        self, process: Process, *, scope: Scope | None, above: str | None
+    ) -> AbstractContextManager[SourceSession]:
+        """Settle columns and window, and begin the snapshot.
+
+        Raises:
+            DponeError: DPONE_SOURCE_ABSENT, DPONE_TYPE_UNSUPPORTED, DPONE_SOURCE_COLUMN, DPONE_WATERMARK_NULL.
+        """
+
+
+# --------------------------------------------------------------------------------------------------- the sink
+
+
+class Visibility(StrEnum):
+    """What a reader of the target can see while it is finalized."""
+
+    ATOMIC = "atomic"
+    """The whole table as before or as after; never between."""
+    PER_PARTITION = "per_partition"
+    """Each partition as before or as after; some may be new while others are old."""
+    PARTIAL = "partial"
+    """Rows as they arrive."""
+
+
+class FinalizeOutcome(StrEnum):
+    """What the engine proves about a finalize, whoever sent it."""
+
+    COMMITTED = "COMMITTED"
+    NOT_COMMITTED = "NOT_COMMITTED"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedLoad:
+    """One load's scratch tables, as the journal keeps them: names and UUIDs, all JSON.
+
+    Attributes:
+        load_id: a UUID; names every scratch table.
+        epoch: the fence under which a shadow was built.
+        tables: role (``stage``, ``projected``, ``shadow``) -> {"schema", "name", "uuid"}.
+        target_uuid: the target's UUID when it was staged; None for a target that does not exist yet.
+        facts: numbers and names that the finalizer needs again after a crash.
+    """
+
+    load_id: str
+    epoch: int
+    tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    target_uuid: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalizeReport:
+    """What a finalize did; numbers only. ``visibility`` and ``retry_safe`` belong to the strategy."""
+
+    strategy: str
+    visibility: Visibility
+    retry_safe: bool
+    rows: int
+    rows_replaced: int | None
+    target_rows: int | None
+    target_uuid: str | None
+
+
+class StagedLoadPort(Protocol):
+    """A sink that stages: nothing that a reader sees changes before ``finalize``.
+
+    The order is: ``stage``, ``project``, probes, ``prepare``, ``finalize``, ``outcome``, ``cleanup``. Each method that
+    makes a table returns a new ``StagedLoad`` to be made durable before the next.
+    """
+
+    visibility: Visibility
+    retry_safe: bool
+
+    def stage(
+        self, process: Process, columns: Columns, batches: Iterator[pa.RecordBatch], *, load_id: str, epoch: int
+    ) -> tuple[StagedLoad, int]:
+        """Create staging and stream the batches into it; return it and the number of rows."""
+
+    def project(self, process: Process, columns: Columns, staged: StagedLoad, *, loaded_at: datetime) -> StagedLoad:
+        """Project the lineage columns in the engine's SQL; the same ``staged`` where lineage is off."""
+
+    def staged_probe(self, process: Process, columns: Columns, staged: StagedLoad) -> ProbePort: ...
+    def target_probe(self, process: Process, columns: Columns, staged: StagedLoad, window: Window) -> ProbePort:
+        """Measure, in the target, the rows that the load is answerable for: its day, its keys, or everything."""
+
+    def prepare(self, process: Process, columns: Columns, staged: StagedLoad, window: Window) -> StagedLoad:
+        """Check the target and build everything that ``finalize`` swaps in; the target stays as it is.
+
+        Raises:
+            DponeError: DPONE_TARGET_*, DPONE_PARTITION_WIDER_THAN_SCOPE, DPONE_KEY_NOT_UNIQUE.
+        """
+
+    def finalize(self, process: Process, staged: StagedLoad) -> None:
+        """Send what changes the target, once. Any exception means unknown; ``outcome`` decides."""
+
+    def outcome(self, process: Process, staged: StagedLoad) -> FinalizeOutcome:
+        """Read from the engine whether ``finalize`` took effect."""
+
+    def report(self, process: Process, columns: Columns, staged: StagedLoad) -> FinalizeReport:
+        """Say what a committed finalize did."""
+
+    def cleanup(self, process: Process, staged: StagedLoad) -> None:
+        """Drop scratch tables by UUID; never the target. Safe to repeat, before or after a finalize."""
+
+    def quiesce(self, staged: StagedLoad) -> None:
+        """End this load's statements and return once none is left (DPONE_ENGINE_BUSY)."""
+
+
+class LegacySinkPort(Protocol):
+    """A sink without staging: ``load`` changes the target at once (``legacy_post_finalize``)."""
+
+    visibility: Visibility
+    retry_safe: bool
+
+    def check(self, process: Process, columns: Columns) -> None:
+        """Refuse a target that does not fit, before anything is written."""
+
+    def load(
+        self,
+        process: Process,
+        columns: Columns,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        load_id: str,
+        loaded_at: datetime,
+    ) -> FinalizeReport: ...
+    def target_probe(self, process: Process, columns: Columns, window: Window) -> ProbePort: ...
+
+
+# ---------------------------------------------------------------------------------------------------- hooks
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookStep:
+    """What one hook came to. ``status`` is ``succeeded``, ``failed``, ``unknown``, ``skipped`` or ``planned``.
+
+    ``unknown``: the engine was lost after the SQL was sent, so it may have run.
+    """
+
+    id: str
+    phase: str
+    kind: str
+    type: str
+    connector: str
+    status: str
+    sql_hash: str | None
+    seconds: float = 0.0
+    attempts: int = 0
+    error_code: str | None = None
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, int | str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookDefinition:
+    """A hook ready to run: its SQL read and hashed, its place in the order settled."""
+
+    hook: Hook
+    phase: str
+    sql: str | None = field(repr=False)
+    sql_hash: str | None
+    statements: int
+    mutates: bool
+
+
+class SqlRunner(Protocol):
+    """One side's engine, for hooks."""
+
+    dialect: str
+    """sqlglot's name: ``tsql``, ``postgres`` or ``clickhouse``."""
+
+    def execute(self, sql: str, *, autocommit: bool, timeout_seconds: int) -> int | None:
+        """Run one hook body; return the affected rows where the engine says. Sent once."""
+
+    def query_number(self, sql: str, *, timeout_seconds: int) -> int | None:
+        """Run one reading query; return its one value."""
+
+
+class HookProvider(Protocol):
+    """Runs one hook; registered under the entry points ``dpone.hook_providers`` by the hook's ``type``."""
+
+    def run(self, definition: HookDefinition, *, runner: SqlRunner) -> Mapping[str, int | str | None]:
+        """Run it and return numbers for the evidence.
+
+        Raises:
+            DponeError: DPONE_HOOK_FAILED when it provably did not do its work; DPONE_ENGINE_UNAVAILABLE when it
+                cannot be known.
+        """
+
+
+# ---------------------------------------------------------------------------------------------------- audit
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditStep:
+    """One step row: ``details`` is JSON; ``counters`` are rows and bytes that the step reported."""
+
+    step_id: str
+    kind: str
+    phase: str
+    status: str
+    started_at: datetime
+    seconds: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class AuditPort(Protocol):
+    """``__dpone__loads`` and ``__dpone__load_steps``."""
+
+    def begin(self, process: Process, *, load_id: str, run_id: str, started_at: datetime, plan_sha256: str) -> None: ...
+    def steps(self, process: Process, load_id: str, steps: Sequence[AuditStep]) -> None: ...
+    def end(
+        self, process: Process, *, load_id: str, status: str, finished_at: datetime, details: Mapping[str, Any]
+    ) -> None: ...
