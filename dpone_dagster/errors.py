@@ -562,3 +562,20 @@ _code(
     "No live run holds what was to be taken over.",
     "Just materialize the partition again; it settles what an earlier run left.",
 )
+
+# Governed loads: the journal and the lifecycle
+_code(
+    "DPONE_LOAD_GUARDED",
+    "An earlier load of the route left a guard: what became of its target or checkpoint has to be looked at first.",
+    "Run `dpone guard show NAME`, compare target and checkpoint, then run `dpone guard clear NAME`.",
+)
+_code(
+    "DPONE_LOAD_OPEN",
+    "An earlier load of the process has not been settled.",
+    "Run the load again; it settles what the earlier one left before it begins.",
+)
+_code(
+    "DPONE_TARGET_OF_A_MART",
+    "A load's target is a table that a mart publishes.",
+    "Load into a table of its own; a mart's table changes by its publication only.",
+)

@@ -3,7 +3,7 @@
 Adapters raise ``DponeError`` only; an unreachable engine is DPONE_ENGINE_UNAVAILABLE, an unknown outcome to the caller.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,6 +15,8 @@ import pyarrow as pa
 from dpone_dagster.contracts.mart import Column, Scope
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.governance.manifest import AcceptanceChecks, Hook, Name, Process
+from dpone_dagster.journal.graph import State
+from dpone_dagster.ports import Lease, RunIdentity
 
 
 class LoadColumn(Column):
@@ -335,3 +337,144 @@ class AuditPort(Protocol):
     def end(
         self, process: Process, *, load_id: str, status: str, finished_at: datetime, details: Mapping[str, Any]
     ) -> None: ...
+
+
+# -------------------------------------------------------------------------------------------------- journal
+
+
+class GuardStatus(StrEnum):
+    """Why automatic retries of a route stop until an operator has looked (spec G, "native guard")."""
+
+    ARMED = "armed"
+    """The target was about to change, and nobody has said what came of it."""
+    CHECKPOINT_INCOMPLETE = "checkpoint_incomplete"
+    """The target has changed; the source state has not been persisted."""
+    TARGET_OUTCOME_UNKNOWN = "target_outcome_unknown"
+    """The change of the target ended in an exception, and its outcome is not proven."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRecord:
+    """One governed load as the journal has it; its states are those of every operation.
+
+    Attributes:
+        load_id: a UUID.
+        scope: the UTC day of a daily load.
+        facts: what later boundaries need: the staged tables, the window, what was counted, where it failed.
+    """
+
+    load_id: str
+    process: str
+    target: str
+    strategy: str
+    plan_sha256: str
+    run_id: str
+    scope: Scope | None
+    state: State
+    version: int
+    unknown_since: State | None
+    fencing_epoch: int
+    worker_id: str
+    facts: dict[str, Any]
+    admitted_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadGuard:
+    """The guard of one route; there is none while all is well."""
+
+    process: str
+    target: str
+    strategy: str
+    status: GuardStatus
+    load_id: str
+    set_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Source state of a process: the watermark that its last accepted load read up to; None for other reads."""
+
+    process: str
+    watermark: str | None
+    load_id: str
+    moved_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedDay:
+    """The last accepted load of one UTC day."""
+
+    process: str
+    scope: Scope
+    load_id: str
+    plan_sha256: str
+    rows: int
+    loaded_at: datetime
+
+
+class LoadJournalPort(Protocol):
+    """The authority over governed loads, in the journal of the marts: the same locks, fences and state graph."""
+
+    def hold(
+        self,
+        resources: Iterable[str],
+        *,
+        identity: RunIdentity,
+        scope: Scope,
+        deadline_seconds: float,
+        on_wait: Callable[[str], None],
+    ) -> AbstractContextManager[Lease]:
+        """See ``JournalPort.hold``."""
+
+    def begin(
+        self,
+        lease: Lease,
+        *,
+        load_id: str,
+        process: str,
+        target: str,
+        strategy: str,
+        plan_sha256: str,
+        scope: Scope | None,
+    ) -> LoadRecord:
+        """Take the guards of process and target with epoch+1 and write a PREPARING load, all or nothing.
+
+        Raises:
+            DponeError: DPONE_LOAD_OPEN when an earlier load is not settled; DPONE_LOAD_GUARDED when the route is
+                guarded; DPONE_TARGET_OF_A_MART when the target is a published mart's.
+        """
+
+    def take_over(self, lease: Lease, load: LoadRecord) -> LoadRecord:
+        """Give an unfinished load to this worker, under epoch+1."""
+
+    def transition(
+        self, load: LoadRecord, to: State, *, facts: Mapping[str, Any] | None = None, guard: GuardStatus | None
+    ) -> LoadRecord:
+        """Compare-and-set through the state graph; sets or (None) removes the route's guard in the same transaction."""
+
+    def record(self, load: LoadRecord, facts: Mapping[str, Any]) -> LoadRecord:
+        """Merge facts; state and guard stay."""
+
+    def persist_state(self, load: LoadRecord, *, watermark: str | None, rows: int) -> LoadRecord:
+        """One transaction: checkpoint, the day's row, the guard removed, the fact ``state_persisted``."""
+
+    def clear_guard(self, load: LoadRecord, *, reason: str) -> LoadRecord:
+        """Remove the route's guard and log who did it and why."""
+
+    def open_load(self, process: str) -> LoadRecord | None:
+        """The load of a process that is in no terminal state; at most one."""
+
+    def load(self, load_id: str) -> LoadRecord | None: ...
+    def last_load(self, process: str) -> LoadRecord | None: ...
+    def loads(self, process: str, *, limit: int = 20) -> list[LoadRecord]:
+        """Loads of a process, newest first."""
+
+    def events(self, load_id: str) -> list[dict[str, Any]]:
+        """Every change of a load, oldest first."""
+
+    def guard(self, process: str) -> LoadGuard | None: ...
+    def checkpoint(self, process: str) -> Checkpoint | None: ...
+    def loaded_day(self, process: str, scope: Scope) -> LoadedDay | None: ...
+    def loaded_days(self, process: str) -> list[LoadedDay]: ...

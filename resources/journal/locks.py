@@ -37,6 +37,11 @@ def target_resource(target: str) -> str:
     return f"target:{target}"
 
 
+def load_resource(process: str) -> str:
+    """Name of a governed load's lock and guard."""
+    return f"load:{process}"
+
+
 def resources_of(operation: OperationRecord) -> tuple[str, str]:
     """The two resources that an operation cannot share: its mart and its target."""
     return mart_resource(operation.mart), target_resource(operation.target)
@@ -97,6 +102,10 @@ class Locks:
         if finished:
             return any(mart_resource(operation.mart) in lease.resources for lease in list(self._live))
         return any(lease.identity.worker_id == operation.worker_id for lease in list(self._live))
+
+    def holds(self, resource: str, worker_id: str) -> bool:
+        """Whether a lease of this process, of that very worker, has the resource."""
+        return any(lease.identity.worker_id == worker_id and resource in lease.resources for lease in list(self._live))
 
     @contextmanager
     def hold(

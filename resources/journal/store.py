@@ -32,6 +32,8 @@ from dpone_dagster.ports import (
 )
 from resources.journal import records
 from resources.journal import tables as t
+from resources.journal.guards import lock_guards, raise_guards
+from resources.journal.loads import SqlLoadJournal
 from resources.journal.locks import Locks, mart_resource, resources_of, target_resource, workflow_resource
 from resources.journal.transactions import JournalPolicy, Sessions
 
@@ -47,6 +49,7 @@ class SqlJournal:
     def __init__(self, url: str | sa.URL, *, policy: JournalPolicy | None = None) -> None:
         self._sessions = Sessions(url, policy or JournalPolicy())
         self._locks = Locks(self._sessions)
+        self.loads = SqlLoadJournal(self._sessions, self._locks)
 
     def close(self) -> None:
         """Close pooled connections. Leases have connections of their own."""
@@ -105,7 +108,7 @@ class SqlJournal:
         worker = lease.identity.worker_id
 
         def work(connection: sa.Connection) -> list[OperationRecord]:
-            epochs = _lock_guards(connection, resources)
+            epochs = lock_guards(connection, resources)
             for operation in records.operations(connection, t.operation.c.mart.in_(marts), records.OPEN):
                 raise DponeError(
                     "DPONE_OPERATION_OPEN",
@@ -122,7 +125,7 @@ class SqlJournal:
                 for planned in bundle.operations
                 for resource in (mart_resource(planned.mart), target_resource(planned.target))
             }
-            epochs = _raise_guards(connection, epochs, worker, owners)
+            epochs = raise_guards(connection, epochs, worker, owners)
             shared = _write_documents(connection, bundle.documents)
             admitted = []
             for planned in bundle.operations:
@@ -167,7 +170,7 @@ class SqlJournal:
         change_id = _change_id()
 
         def work(connection: sa.Connection) -> list[OperationRecord]:
-            epochs = _raise_guards(connection, _lock_guards(connection, resources), worker, owners)
+            epochs = raise_guards(connection, lock_guards(connection, resources), worker, owners)
             taken = []
             for operation_id in operation_ids:
                 current = records.operation(connection, operation_id, lock=True)
@@ -452,39 +455,6 @@ def _changed(change_id: str) -> Callable[[sa.Connection], bool]:
     return lambda connection: bool(connection.scalar(query))
 
 
-def _lock_guards(connection: sa.Connection, resources: Iterable[str]) -> dict[str, int]:
-    """Lock guards in sorted order; a resource without a guard yet has epoch 0."""
-    epochs = dict.fromkeys(sorted(set(resources)), 0)
-    guard = t.resource_guard
-    rows = connection.execute(
-        sa.select(guard.c.resource_id, guard.c.epoch)
-        .where(guard.c.resource_id.in_(list(epochs)))
-        .order_by(guard.c.resource_id)
-        .with_for_update()
-        .with_hint(guard, "WITH (UPDLOCK, HOLDLOCK)", "mssql")
-    )
-    return epochs | {row.resource_id: row.epoch for row in rows}
-
-
-def _raise_guards(
-    connection: sa.Connection, epochs: dict[str, int], worker_id: str, owners: dict[str, str]
-) -> dict[str, int]:
-    """Give locked guards the next epoch and a new owner, making the ones that do not exist yet."""
-    guard = t.resource_guard
-    for resource, epoch in epochs.items():
-        values = {
-            "epoch": epoch + 1,
-            "worker_id": worker_id,
-            "operation_id": owners.get(resource),
-            "changed_at": datetime.now(UTC),
-        }
-        if epoch == 0:
-            connection.execute(guard.insert().values(resource_id=resource, **values))
-        else:
-            connection.execute(guard.update().where(guard.c.resource_id == resource).values(**values))
-    return {resource: epoch + 1 for resource, epoch in epochs.items()}
-
-
 def _admitted(
     bundle: PlanBundle, planned: PlannedOperation, binding: Document, epoch: int, worker_id: str
 ) -> OperationRecord:
@@ -546,7 +516,7 @@ def _advance(
 ) -> OperationRecord:
     """One change of an operation: fence, compare-and-set, history and documents."""
     mart = mart_resource(operation.mart)
-    epoch = _lock_guards(connection, [mart])[mart]
+    epoch = lock_guards(connection, [mart])[mart]
     if epoch != operation.fencing_epoch and operation.state not in TERMINAL:
         raise _fenced(operation, f"the mart's epoch is {epoch}, the operation's {operation.fencing_epoch}")
     successor = replace(

@@ -276,6 +276,94 @@ checkpoint = sa.Table(
     sa.Column("published_at", UtcDateTime, nullable=False),
 )
 
+# ---------------------------------------------------------------------------------------- governed loads
+
+# One row a governed load; scope_start and scope_end are NULL where no day is loaded. States, fences and facts are those
+# of operations.
+load = sa.Table(
+    "load",
+    METADATA,
+    sa.Column("load_id", sa.String(36), primary_key=True),
+    sa.Column("process", Name, nullable=False),
+    sa.Column("target", Target, nullable=False),
+    sa.Column("strategy", sa.String(24), nullable=False),
+    sa.Column("plan_sha256", Digest, nullable=False),
+    sa.Column("run_id", Name, nullable=False),
+    sa.Column("scope_start", UtcDateTime),
+    sa.Column("scope_end", UtcDateTime),
+    sa.Column("state", sa.String(24), nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("unknown_since", sa.String(24)),
+    sa.Column("fencing_epoch", sa.BigInteger, nullable=False),
+    sa.Column("worker_id", Worker, nullable=False),
+    # The process guard's epoch at admission: orders the loads of a process, whatever the clocks say.
+    sa.Column("admitted_epoch", sa.BigInteger, nullable=False),
+    sa.Column("facts", sa.Text, nullable=False),
+    sa.Column("admitted_at", UtcDateTime, nullable=False),
+    sa.Column("updated_at", UtcDateTime, nullable=False),
+    sa.CheckConstraint("state in ({})".format(", ".join(f"'{state}'" for state in State)), name="state"),
+    sa.CheckConstraint(
+        "(state = 'COMMIT_UNKNOWN' and unknown_since is not null)"
+        " or (state <> 'COMMIT_UNKNOWN' and unknown_since is null)",
+        name="unknown_since",
+    ),
+    sa.Index("ix_load_process", "process", "admitted_epoch"),
+)
+sa.Index("ux_load_open", load.c.process, unique=True, postgresql_where=_OPEN, mssql_where=_OPEN)
+
+# Append-only: one row for every version of a load.
+load_event = sa.Table(
+    "load_event",
+    METADATA,
+    sa.Column("load_id", sa.ForeignKey(load.c.load_id), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("change_id", sa.String(36), nullable=False),
+    sa.Column(
+        "kind", sa.String(16), nullable=False
+    ),  # begin, transition, record, take_over, persist_state, clear_guard
+    sa.Column("from_state", sa.String(24)),
+    sa.Column("to_state", sa.String(24), nullable=False),
+    sa.Column("guard", sa.String(24)),
+    sa.Column("fencing_epoch", sa.BigInteger, nullable=False),
+    sa.Column("worker_id", Worker, nullable=False),
+    sa.Column("facts", sa.Text, nullable=False),
+    sa.Column("changed_at", UtcDateTime, nullable=False),
+)
+
+# Spec G's native guard: while a route has a row, nothing loads it automatically.
+load_guard = sa.Table(
+    "load_guard",
+    METADATA,
+    sa.Column("process", Name, primary_key=True),
+    sa.Column("target", Target, nullable=False),
+    sa.Column("strategy", sa.String(24), nullable=False),
+    sa.Column("status", sa.String(24), nullable=False),
+    sa.Column("load_id", sa.String(36), nullable=False),
+    sa.Column("set_at", UtcDateTime, nullable=False),
+)
+
+# What the last accepted load read up to; it moves after everything else.
+load_checkpoint = sa.Table(
+    "load_checkpoint",
+    METADATA,
+    sa.Column("process", Name, primary_key=True),
+    sa.Column("watermark", sa.String(128)),
+    sa.Column("load_id", sa.String(36), nullable=False),
+    sa.Column("moved_at", UtcDateTime, nullable=False),
+)
+
+load_day = sa.Table(
+    "load_day",
+    METADATA,
+    sa.Column("process", Name, primary_key=True),
+    sa.Column("scope_start", UtcDateTime, primary_key=True),
+    sa.Column("scope_end", UtcDateTime, nullable=False),
+    sa.Column("load_id", sa.String(36), nullable=False),
+    sa.Column("plan_sha256", Digest, nullable=False),
+    sa.Column("row_count", sa.BigInteger, nullable=False),
+    sa.Column("loaded_at", UtcDateTime, nullable=False),
+)
+
 # ------------------------------------------------------------------------------- written by the dbt strategy
 
 

@@ -31,7 +31,7 @@ def test_from_nothing_and_again(fresh_db: PostgresEndpoint, pg: Open) -> None:
     migrate(engine)
     engine.dispose()
     assert connection.execute("select epoch from dpone_control.resource_guard").fetchall() == [(7,)]
-    assert connection.execute("select version_num from dpone_control.schema_version").fetchall() == [("v0001",)]
+    assert connection.execute("select version_num from dpone_control.schema_version").fetchall() == [("v0002",)]
     assert connection.execute("select 1 from pg_namespace where nspname = 'dpone_images'").fetchall() == [(1,)]
     here = "database = (select oid from pg_database where datname = current_database())"
     locks = connection.execute(f"select count(*) from pg_locks where locktype = 'advisory' and {here}")
