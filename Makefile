@@ -8,11 +8,15 @@ export DO_NOT_TRACK := 1
 DAGSTER_SETTINGS = home=$$($(BIN)/python -m resources.embedded.home) && mkdir -p $$home/dagster && \
 	cp dagster.yaml $$home/dagster/
 
-.PHONY: demo test lint check bench ui down clean
+.PHONY: demo demo-governed test lint check bench ui down clean
 
 demo: $(VENV)/ready          ## publish a week of flights, then show what the journal knows
 	@$(DAGSTER_SETTINGS)
 	@$(BIN)/python -m assets.demo
+
+demo-governed: $(VENV)/ready ## load a stored procedure's mart by a manifest: once passing, once stopped by a gate
+	@$(DAGSTER_SETTINGS)
+	@$(BIN)/python -m assets.demo_governed
 
 test: $(VENV)/ready          ## pass the tests; they start and stop their own engines
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

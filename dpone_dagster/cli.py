@@ -1,30 +1,39 @@
 """The ``dpone`` command: run a range of days, and read what the journal knows. A composition root."""
 
-import json
-import os
 import sys
 import time
-import traceback
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import date, datetime, timedelta
-from enum import StrEnum
+from contextlib import AbstractContextManager
 from itertools import groupby
+from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dpone_dagster import report
+from dpone_dagster import cli_loads, report
 from dpone_dagster.cancellation import Cancellation
 from dpone_dagster.contracts.mart import Scope
-from dpone_dagster.errors import DponeError, unexpected
+from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.facts import Facts
-from dpone_dagster.ports import RunIdentity
 from dpone_dagster.publication.attempt import MartResult, PublicationFailed
+from dpone_dagster.terminal import (
+    CANCELLED,
+    Bar,
+    Format,
+    FormatOption,
+    err,
+    exit_code,
+    identity,
+    number,
+    out,
+    pairs,
+    plain,
+    print_json,
+    refusals,
+    told,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -34,63 +43,44 @@ app = typer.Typer(
 )
 baseline = typer.Typer(no_args_is_help=True, help="Adopt or create the pair of tables that a mart publishes between.")
 app.add_typer(baseline, name="baseline")
+app.add_typer(cli_loads.hooks, name="hooks")
+app.add_typer(cli_loads.guard, name="guard")
+app.command()(cli_loads.plan)
 
-# Into a pipe or a file nothing is cut at 80 columns.
-_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-out = Console(width=_WIDTH)
-err = Console(stderr=True)
-
-
-class Format(StrEnum):
-    """How a command answers."""
-
-    text = "text"
-    json = "json"
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for machines.")]
 MartArgument = Annotated[str, typer.Argument(help="Name of the mart; `dpone status` lists them.")]
 DayArgument = Annotated[str, typer.Argument(help="UTC day, YYYY-MM-DD.")]
 
 
 def main() -> None:
-    """Entry point of ``dpone``."""
-    app()
-
-
-def _json(value: Any) -> None:
-    print(json.dumps(value, default=_plain, indent=2, sort_keys=True))
-
-
-def _plain(value: Any) -> str:
-    return value.isoformat() if isinstance(value, date | datetime) else str(value)
-
-
-@contextmanager
-def _refusals(format_: Format) -> Iterator[None]:
-    """Turn a refusal into exit code 1 and, for machines, exactly one JSON object on stdout.
-
-    Whatever else goes wrong becomes DPONE_UNEXPECTED without its text, which may carry row values; DPONE_DEBUG=1
-    prints the traceback.
-    """
+    """Run the command; whatever happens, ``--format json`` puts one JSON object on stdout."""
+    wanted = ("json" in sys.argv and "--format" in sys.argv) or "--format=json" in sys.argv
     try:
-        yield
-    except (typer.Exit, typer.Abort):
-        raise
-    except Exception as caught:  # noqa: BLE001 - told by class and place, see above
-        error = _told(caught)
-        if format_ is Format.json:
-            _json({"passed": False, "result": {"status": "error", **error.as_json(), **_gates(error)}})
-        else:
-            err.print(f"[bold red]{error.code}[/]  {error.sentence}", highlight=False)
-            err.print(f"[dim]Next:[/] {error.next_step}", highlight=False)
-        raise typer.Exit(1) from None
+        code = app(standalone_mode=False)
+    except typer.Exit as done:
+        code = done.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        code = _refuse(DponeError("DPONE_CANCELLED", "The command was interrupted."), wanted, CANCELLED)
+    except click.ClickException as error:
+        if not wanted:
+            error.show()
+            sys.exit(error.exit_code)
+        code = _refuse(DponeError("DPONE_USAGE", error.format_message()), wanted, error.exit_code)
+    sys.exit(code)
 
 
-def _told(error: Exception) -> DponeError:
-    if os.environ.get("DPONE_DEBUG"):
-        traceback.print_exception(error)
-    return error if isinstance(error, DponeError) else unexpected(error)
+def _refuse(error: DponeError, as_json: bool, code: int) -> int:
+    if as_json:
+        print_json({"passed": False, "result": {"status": "error", **error.as_json()}})
+    else:
+        err.print(f"[bold red]{error.code}[/]  {error.sentence}", highlight=False)
+    return code
+
+
+def _refusals(format_: Format) -> AbstractContextManager[None]:
+    def as_json(error: DponeError) -> dict[str, Any]:
+        return {"passed": False, "result": {"status": "error", **error.as_json(), **_gates(error)}}
+
+    return refusals(format_, as_json=as_json)
 
 
 def _gates(error: DponeError) -> dict[str, Any]:
@@ -110,7 +100,7 @@ def up(format_: FormatOption = Format.text) -> None:
     with _refusals(format_):
         runtime = Runtime.open()
         facts = runtime.describe()
-        _json(facts) if format_ is Format.json else _pairs("Embedded engines are up", facts)
+        print_json(facts) if format_ is Format.json else pairs("Embedded engines are up", facts)
 
 
 @app.command()
@@ -122,7 +112,7 @@ def down(format_: FormatOption = Format.text) -> None:
     with _refusals(format_):
         stopped = stop(resolve())
         if format_ is Format.json:
-            _json({"stopped": stopped})
+            print_json({"stopped": stopped})
         else:
             out.print(f"Stopped {' and '.join(stopped)}." if stopped else "Nothing was running.")
 
@@ -137,8 +127,8 @@ def baseline_create(mart: MartArgument, format_: FormatOption = Format.text) -> 
 
     with _refusals(format_):
         runtime = Runtime.open()
-        facts = runtime.create_baseline(mart, identity=_identity())
-        _json(facts) if format_ is Format.json else _pairs(f"Baseline of {mart} created", facts)
+        facts = runtime.create_baseline(mart, identity=identity())
+        print_json(facts) if format_ is Format.json else pairs(f"Baseline of {mart} created", facts)
 
 
 @baseline.command("adopt")
@@ -148,48 +138,42 @@ def baseline_adopt(mart: MartArgument, format_: FormatOption = Format.text) -> N
 
     with _refusals(format_):
         runtime = Runtime.open()
-        facts = runtime.adopt_baseline(mart, identity=_identity())
-        _json(facts) if format_ is Format.json else _pairs(f"Baseline of {mart} adopted", facts)
+        facts = runtime.adopt_baseline(mart, identity=identity())
+        print_json(facts) if format_ is Format.json else pairs(f"Baseline of {mart} adopted", facts)
 
 
 # ------------------------------------------------------------------------------------------------- run
 
 
-class _Bar:
-    """Progress of a range on a terminal: one bar for days, one line for what is going on."""
-
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task = progress, task
-
-    def phase(self, mart: str, name: str) -> None:
-        self._progress.update(self._task, now=f"{mart}: {name}")
-
-    def rows(self, count: int) -> None:
-        self._progress.update(self._task, moved=f"{count:,} rows")
-
-    def note(self, sentence: str) -> None:
-        self._progress.console.print(f"[dim]{sentence}[/]", highlight=False)
-
-
 @app.command()
 def run(
-    mart: Annotated[str, typer.Option("--mart", help="The mart; its whole workflow is published.")],
-    from_: Annotated[str, typer.Option("--from", help="First UTC day, YYYY-MM-DD.")],
+    manifest: Annotated[Path | None, typer.Argument(help="A load manifest; or give --mart.")] = None,
+    mart: Annotated[str | None, typer.Option("--mart", help="The mart; its whole workflow is published.")] = None,
+    selector: cli_loads.SelectorOption = None,
+    from_: Annotated[str | None, typer.Option("--from", help="First UTC day, YYYY-MM-DD.")] = None,
     to: Annotated[str | None, typer.Option("--to", help="Last UTC day, inclusive; default the first.")] = None,
-    replay: Annotated[bool, typer.Option("--replay", help="Publish COMPLETE days again.")] = False,
+    replay: Annotated[bool, typer.Option("--replay", help="Publish or load days again that are done.")] = False,
     format_: FormatOption = Format.text,
 ) -> None:
-    """Publish a range of days in order, in one process; COMPLETE days are skipped unless --replay.
+    """Publish a mart's days, or run a manifest's load, in order and in one process; done days are skipped.
 
     The range stops at the first day that does not publish; running the same command again goes on from there.
     """
+    if manifest is not None and mart is None:
+        cli_loads.run_manifest(manifest, selector=selector, from_=from_, to=to, replay=replay, format_=format_)
+        return
+    if mart is None or manifest is not None or selector is not None:
+        raise typer.BadParameter("give either a manifest, or --mart with --from")
+    if from_ is None:
+        raise typer.BadParameter("--mart needs --from")
+    _run_mart(mart, from_, to or from_, replay=replay, format_=format_)
+
+
+def _run_mart(mart: str, from_: str, to: str, *, replay: bool, format_: Format) -> None:
     from resources.runtime import Runtime
 
     with _refusals(format_):
-        first, last = Scope.day(from_), Scope.day(to or from_)
-        if last.start < first.start:
-            raise DponeError("DPONE_RANGE_EMPTY", "--to lies before --from.")
-        days = [Scope.day((first.start + timedelta(days=n)).date()) for n in range((last.start - first.start).days + 1)]
+        days = cli_loads.days(from_, to)
         runtime = Runtime.open()
         runtime.mart(mart)
         rows: list[dict[str, Any]] = []
@@ -210,33 +194,21 @@ def run(
             ) as progress,
         ):
             task = progress.add_task(mart, total=len(days), now="starting", moved="")
-            runtime.progress = _Bar(progress, task)
+            runtime.progress = Bar(progress, task)
             for scope in days:
                 progress.update(task, description=f"{mart} {scope.key}", moved="")
                 started = time.monotonic()
                 try:
                     cancel.check()
-                    results = runtime.publish(mart, scope, identity=_identity(), replay=replay)
+                    results = runtime.publish(mart, scope, identity=identity(), replay=replay)
                 except Exception as error:  # noqa: BLE001 - the days before it are told all the same
-                    failure = _told(error)
+                    failure = told(error)
                     break
                 rows += [_row(r, time.monotonic() - started) for r in results.values()]
                 progress.advance(task)
         _print_run(rows, failure, mart=mart, days=days, format_=format_)
     if failure:
-        raise typer.Exit(1)
-
-
-def _identity() -> RunIdentity:
-    run_id = str(uuid.uuid4())
-    return RunIdentity(
-        logical_run_id=run_id,
-        run_id=run_id,
-        try_number=1,
-        task_id="dpone_run",
-        worker_id=str(uuid.uuid4()),
-        owner="dpone-cli",
-    )
+        raise typer.Exit(exit_code(failure))
 
 
 def _row(result: MartResult, seconds: float) -> dict[str, Any]:
@@ -281,7 +253,7 @@ def _print_run(
         }
         if failure:
             result |= {**failure.as_json(), **_gates(failure)}
-        _json({"mart": mart, "passed": failure is None, "result": result})
+        print_json({"mart": mart, "passed": failure is None, "result": result})
         return
     several = len({r["mart"] for r in rows}) > 1
     table = Table(title=f"{mart}: {days[0].key} to {days[-1].key}", title_justify="left", box=None, pad_edge=False)
@@ -300,10 +272,10 @@ def _print_run(
             "day": row["day"],
             "mart": row["mart"],
             "result": f"[{colours[row['action']]}]{row['action']}[/]",
-            "rows": _number(row["rows"]),
-            "inserted": _number(row["inserted_rows"]) if moved else "",
-            "updated": _number(row["updated_rows"]) if moved else "",
-            "kept": _number(row["kept_rows"]) if moved else "",
+            "rows": number(row["rows"]),
+            "inserted": number(row["inserted_rows"]) if moved else "",
+            "updated": number(row["updated_rows"]) if moved else "",
+            "kept": number(row["kept_rows"]) if moved else "",
             "gates": _tally(row["gates"], "passed"),
             "tests": _tally(row["dbt_tests"], "pass"),
             "seconds": f"{row['seconds']:.2f}",
@@ -344,10 +316,6 @@ def _tally(results: dict[str, str] | None, good: str) -> str:
     return f"[{'green' if passed == len(results) else 'yellow'}]{passed}/{len(results)}[/]"
 
 
-def _number(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"
-
-
 # ------------------------------------------------------------------------------------- reading the journal
 
 
@@ -360,7 +328,7 @@ def status(format_: FormatOption = Format.text) -> None:
         runtime = Runtime.open()
         marts = report.status(runtime.journal, runtime.marts.values())
         if format_ is Format.json:
-            _json({"marts": marts})
+            print_json({"marts": marts})
             return
         table = Table(box=None, pad_edge=False)
         for name in ("mart", "days", "first", "last", "rows", "generation", "needs attention"):
@@ -379,7 +347,7 @@ def status(format_: FormatOption = Format.text) -> None:
             more = f"\n… {len(trouble) - 5} more" if len(trouble) > 5 else ""
             table.add_row(
                 f"[bold]{mart['mart']}[/]", str(mart["days_complete"]), mart["first_day"] or "-",
-                mart["last_day"] or "-", f"{mart['rows']:,}", _number(mart["generation"]) or "-",
+                mart["last_day"] or "-", f"{mart['rows']:,}", number(mart["generation"]) or "-",
                 "\n".join(trouble[:5]) + more or "[green]nothing[/]",
             )  # fmt: skip
         out.print(table)
@@ -394,14 +362,14 @@ def explain(mart: MartArgument, day: DayArgument, format_: FormatOption = Format
         runtime = Runtime.open()
         story = report.explain(runtime.journal, runtime.mart(mart), Scope.day(day))
         if format_ is Format.json:
-            _json(story)
+            print_json(story)
             return
         head = "[green]published[/]" if story["published"] else "[yellow]not published[/]"
         out.print(f"[bold]{mart} {day}[/]  {head}", highlight=False)
         if story["published"]:
-            _pairs(None, {
+            pairs(None, {
                 "rows": f"{story['rows']:,}", "revision": story["revision"], "digest": story["after_image_sha256"],
-                "artifact": story["artifact_manifest_sha256"], "published": _plain(story["published_at"]),
+                "artifact": story["artifact_manifest_sha256"], "published": plain(story["published_at"]),
             })  # fmt: skip
         for operation in story["operations"]:
             _print_operation(operation)
@@ -449,7 +417,7 @@ def verify(mart: MartArgument, day: DayArgument, format_: FormatOption = Format.
         runtime = Runtime.open()
         found = runtime.verify(mart, Scope.day(day))
         if format_ is Format.json:
-            _json(found)
+            print_json(found)
         else:
             out.print(
                 f"[bold]{mart} {day}[/]  journal: {found['rows']:,} rows, {found['sha256'][7:19]}",
@@ -483,15 +451,8 @@ def takeover(
     with _refusals(format_):
         runtime = Runtime.open()
         ended = runtime.takeover(mart, Scope.day(day), reason=reason)
-        _json(ended) if format_ is Format.json else _pairs("The holder's sessions are ended", ended)
-
-
-def _pairs(title: str | None, facts: dict[str, Any]) -> None:
-    if title:
-        out.print(f"[bold]{title}[/]", highlight=False)
-    for name, value in facts.items():
-        out.print(f"  [dim]{name:<12}[/] {value}", highlight=False, soft_wrap=True)
+        print_json(ended) if format_ is Format.json else pairs("The holder's sessions are ended", ended)
 
 
 if __name__ == "__main__":
-    sys.exit(app())
+    main()

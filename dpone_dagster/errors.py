@@ -77,6 +77,16 @@ _code(
     "Restore the document from the journal or the artifact store; do not edit it.",
 )
 _code(
+    "DPONE_MANIFEST_ABSENT",
+    "The load manifest is not there or cannot be read.",
+    "Give the path of a manifest file inside the project.",
+)
+_code(
+    "DPONE_MANIFEST_INVALID",
+    "A load manifest says something that its closed models refuse.",
+    "Correct the named line; unknown fields are never ignored. `docs/manifest.md` lists every field.",
+)
+_code(
     "DPONE_NAME_TOO_LONG",
     "A derived relation name would pass an engine's name limit.",
     "Shorten the mart's table name.",
@@ -224,6 +234,16 @@ _code(
     "Rename or drop the named table; nothing of the platform makes one.",
 )
 _code(
+    "DPONE_SOURCE_ABSENT",
+    "The table or view that a load reads does not exist, or its query was not given.",
+    "Correct source.table in the manifest, or have a pre_hook create the table.",
+)
+_code(
+    "DPONE_SOURCE_COLUMN",
+    "A column of a load's source is missing, is named as no column may be, or is not fit for what it is used for.",
+    "Correct the name in the manifest, or name and cast the column in source.options.query.",
+)
+_code(
     "DPONE_SOURCE_REFUSED",
     "The SQL engine refused a statement of the source adapter.",
     "Check the login's permissions and the disk; the SQLSTATE in the sentence says which kind it was.",
@@ -247,6 +267,16 @@ _code(
     "DPONE_VALUE_OUTSIDE_DOMAIN",
     "A value cannot be held exactly by both engines.",
     "Cast, filter or fill it in the model: NaN, infinities and dates outside the documented range are refused.",
+)
+_code(
+    "DPONE_WATERMARK_NULL",
+    "The watermark column has NULLs, which lie above no checkpoint and so would never be loaded.",
+    "Fill them, filter them out in source.options.query, or read by another column.",
+)
+_code(
+    "DPONE_WATERMARK_TYPE",
+    "The watermark column has no order that every engine shares, or the checkpoint is not of its type.",
+    "Use an integer, decimal, date or datetime2(6) column; after a change of type, load once with read mode whole.",
 )
 
 # Journal
@@ -396,6 +426,11 @@ _code(
     "Run `dpone baseline create MART`, or bring the table back.",
 )
 _code(
+    "DPONE_TARGET_CHANGED",
+    "Somebody wrote to the target after its next state had been prepared; nothing was sent.",
+    "Find who writes to the target meanwhile, then run the load again: it prepares anew.",
+)
+_code(
     "DPONE_TARGET_COLUMNS",
     "The target's columns are not those of the mart's contract.",
     "Alter the target or the model's contract so that names, types, nullability and order agree.",
@@ -477,11 +512,133 @@ _code(
     "Point the view at another table, or drop it.",
 )
 
+# Load governance: the sink
+_code(
+    "DPONE_CLUSTER_UNAVAILABLE",
+    "A load names a cluster, and loads into clusters are not certified; nothing was sent.",
+    "Remove physical_design.storage.clickhouse.cluster and load into a single node.",
+)
+_code(
+    "DPONE_COLUMN_RESERVED",
+    "A source column has a name that is the platform's (__dpone__..) or the engine's own (_partition_id).",
+    "Rename the column in source.options.query, or leave it out there.",
+)
+_code(
+    "DPONE_KEY_NOT_UNIQUE",
+    "Several staged rows have the same unique_key, so merge cannot tell which of them to keep.",
+    "Make the source yield one row a key, or add the column that tells them apart to unique_key.",
+)
+_code(
+    "DPONE_PARTITION_WIDER_THAN_SCOPE",
+    "A partition of the target that would be replaced holds rows of other days than the one that is loaded.",
+    "Partition the target by day of the read column, or use the strategy replace.",
+)
+_code(
+    "DPONE_ROW_IDENTITY_UNSUPPORTED",
+    "A load asks for __dpone__row_id on a path that has no staging to compute it in.",
+    "Use finalization_phase: pre_finalize, or set lineage.row_identity.mode to off.",
+)
+_code(
+    "DPONE_STAGING_DATABASE_ENGINE",
+    "The database for scratch tables is not Atomic, so its tables have no UUID and cannot be exchanged safely.",
+    "Name a database with ENGINE = Atomic in sink.staging.schema, or one that does not exist yet.",
+)
+
+# Load governance: gates and acceptance
+_code(
+    "DPONE_ACCEPTANCE_FAILED",
+    "Source, staging and target do not have the same counts.",
+    "Compare the named column on the named sides; `boundary` says whether the target has changed already.",
+)
+_code(
+    "DPONE_ACCEPTANCE_UNAVAILABLE",
+    "Acceptance asks for a side or a column that cannot be measured.",
+    "Switch the named side off under quality.acceptance.capture, correct the column, or use mode: warn_only.",
+)
+_code(
+    "DPONE_GATE_UNAVAILABLE",
+    "A gate could not be evaluated, so it proves nothing.",
+    "Correct the gate's field that is named; with severity: warning the gate is reported as skipped instead.",
+)
+
+# Load governance: hooks and SQL bodies
+_code(
+    "DPONE_HOOK_ENGINE_MISSING",
+    "A hook with SQL names a side that has no engine.",
+    "Set connector to the side whose engine should run the SQL.",
+)
+_code(
+    "DPONE_HOOK_FAILED",
+    "A hook did not do its work.",
+    "Correct what the hook's SQL or receiver refuses; the step says which hook it was and what the engine's code is.",
+)
+_code(
+    "DPONE_HOOK_GRAPH",
+    "The hooks of a phase do not form a graph without cycles over unique ids.",
+    "Correct id or depends_on of the named hooks; depends_on names hooks of the same phase.",
+)
+_code(
+    "DPONE_HOOK_MUTATES",
+    "A hook's SQL may change something, and the manifest does not say so.",
+    "Set mutates_source: true on the named hook, or rewrite the named statement so that it only reads.",
+)
+_code(
+    "DPONE_HOOK_RETRY",
+    "A hook would be repeated, or rolled back, although its engine cannot take back what it did.",
+    "Use retry_policy: none; what mutates is retried only with autocommit: false on an engine with transactions.",
+)
+_code(
+    "DPONE_HOOK_UNKNOWN",
+    "No hook of that id is declared in the phase.",
+    "Give the id of a hook of that phase.",
+)
+_code(
+    "DPONE_PROVIDER_SHADOWED",
+    "An installed package registers a provider under a name that is taken.",
+    "Uninstall the named package or have it register another name.",
+)
+_code(
+    "DPONE_PROVIDER_UNKNOWN",
+    "No provider of that type is installed, or it does not load.",
+    "Correct the type, or install the package that registers it under the entry points dpone.hook_providers.",
+)
+_code("DPONE_SQL_EMPTY", "A SQL body has no statement.", "Write a statement, or remove what holds the body.")
+_code(
+    "DPONE_SQL_FILE",
+    "A sql_file cannot be used.",
+    "Name a regular UTF-8 file of at most 1 MiB inside the project, relative to the manifest.",
+)
+_code(
+    "DPONE_SQL_NOT_READING",
+    "A query that may only read could not be proven to.",
+    "Write one SELECT of built-in functions; quote names that are also SQL words.",
+)
+_code(
+    "DPONE_SQL_UNREADABLE",
+    "Engines would not all read the SQL body alike, so it is not sent.",
+    "Rewrite the named construct: close what is open, use -- comments and newlines, escape quotes by doubling them.",
+)
+
 # Readers
+_code(
+    "DPONE_IO_MANAGER_MANIFEST",
+    "An asset does not say which load its rows go through, or that load takes none.",
+    "Give it metadata {'dpone/manifest': 'path/to/load.yml'} or 'path/to/flow.yml#process' with source.type: asset.",
+)
+_code(
+    "DPONE_IO_MANAGER_NEEDS_ROWS",
+    "An asset handed over something else than rows.",
+    "Return a pyarrow.Table, a RecordBatchReader, an iterator of record batches, or a pandas or polars frame.",
+)
 _code(
     "DPONE_IO_MANAGER_READS_ONLY",
     "A mart's rows are written by its publication, never by an IO manager.",
     "Return None (or a MaterializeResult without a value), or give the output another io_manager_key.",
+)
+_code(
+    "DPONE_IO_MANAGER_TOO_MANY_ROWS",
+    "A target has more rows than one input may hold.",
+    "Read what you need with a query of your own, or raise the IO manager's row_limit.",
 )
 _code(
     "DPONE_PARTITION_NOT_PUBLISHED",
@@ -565,9 +722,29 @@ _code(
 
 # Governed loads: the journal and the lifecycle
 _code(
+    "DPONE_CONNECTION_UNKNOWN",
+    "A manifest names a connection that the profile does not have.",
+    "Leave connection_id out in the embedded profile; it has one engine of each kind.",
+)
+_code(
+    "DPONE_GUARD_CONTRADICTED",
+    "An operator's word about a guarded load contradicts what the engine proves.",
+    "Leave --outcome out: the proof is believed.",
+)
+_code(
+    "DPONE_GUARD_WORD_NEEDED",
+    "The engine does not prove what became of a guarded load's target.",
+    "Compare the target with the source, then clear the guard with --outcome committed or --outcome not-committed.",
+)
+_code(
     "DPONE_LOAD_GUARDED",
     "An earlier load of the route left a guard: what became of its target or checkpoint has to be looked at first.",
     "Run `dpone guard show NAME`, compare target and checkpoint, then run `dpone guard clear NAME`.",
+)
+_code(
+    "DPONE_LOAD_NOT_GUARDED",
+    "There is no guard to show or to clear.",
+    "Just run the load.",
 )
 _code(
     "DPONE_LOAD_OPEN",
@@ -575,7 +752,27 @@ _code(
     "Run the load again; it settles what the earlier one left before it begins.",
 )
 _code(
+    "DPONE_POST_HOOK_FAILED",
+    "A post-hook failed after the load was committed and accepted.",
+    "Correct the hook and run the load again: only the hooks that are left run.",
+)
+_code(
+    "DPONE_PRE_HOOK_FAILED",
+    "A pre-hook failed before anything was extracted.",
+    "Correct the procedure or the hook, then run the load again; hooks run again from the first.",
+)
+_code(
     "DPONE_TARGET_OF_A_MART",
     "A load's target is a table that a mart publishes.",
     "Load into a table of its own; a mart's table changes by its publication only.",
+)
+_code(
+    "DPONE_TARGET_OUTCOME_UNKNOWN",
+    "Changing a load's target ended in an exception, and whether it changed is not proven.",
+    "Run `dpone guard show NAME`, compare, then `dpone guard clear NAME`.",
+)
+_code(
+    "DPONE_USAGE",
+    "The command line has an argument that the command does not take, or lacks one.",
+    "Run the command with --help.",
 )

@@ -37,6 +37,17 @@ BOUNDARIES: dict[str, str] = {
     "publish.before": "predecessor renamed, publication not begun",
     "publish.after": "publication committed, nothing projected",
     "clean.after": "staging dropped",
+    "load.admitted": "governed load: admitted, no hook has run",
+    "load.pre_hooks": "governed load: pre-hooks done, nothing extracted",
+    "load.staged": "governed load: staged and recorded",
+    "load.gated": "governed load: gates evaluated",
+    "load.prepared": "governed load: PREPARED written",
+    "load.before_finalize": "governed load: armed, finalize not sent",
+    "load.after_finalize": "governed load: finalize acknowledged, TARGET_COMMITTED not written",
+    "load.committed": "governed load: TARGET_COMMITTED written",
+    "load.cleaned": "governed load: staging dropped, checkpoint not moved",
+    "load.before_checkpoint": "governed load: everything accepted, checkpoint not moved",
+    "load.after_checkpoint": "governed load: checkpoint moved, post-hooks not run",
 }
 
 _ARMED_AT, _, _ACTION = os.environ.get("DPONE_FAULT", "").partition(":")

@@ -61,21 +61,31 @@ def run_identity(context: dg.AssetExecutionContext, *, worker_id: str) -> RunIde
     The logical run is the root of a re-execution; its retry is the next try. Dagster's retry tag counts automatic
     retries only, so the try is the run's place among the runs of its root.
     """
-    run = context.run
+    return identity_of(
+        context.run,
+        context.instance,
+        retry_number=context.retry_number,
+        task_id=context.op_execution_context.op.name,
+        worker_id=worker_id,
+    )
+
+
+def identity_of(
+    run: dg.DagsterRun, instance: dg.DagsterInstance, *, retry_number: int, task_id: str, worker_id: str
+) -> RunIdentity:
+    """Say who is working, where there is no asset's context: in an IO manager."""
     root = run.root_run_id or run.run_id
     retries = [
         record.dagster_run.run_id
-        for record in context.instance.get_run_records(
-            dg.RunsFilter(tags={"dagster/root_run_id": root}), ascending=True
-        )
+        for record in instance.get_run_records(dg.RunsFilter(tags={"dagster/root_run_id": root}), ascending=True)
         if record.dagster_run.run_id != root
     ]
     place = retries.index(run.run_id) + 1 if run.run_id in retries else 0
     return RunIdentity(
         logical_run_id=root,
         run_id=run.run_id,
-        try_number=place + context.retry_number + 1,
-        task_id=context.op_execution_context.op.name,
+        try_number=place + retry_number + 1,
+        task_id=task_id,
         worker_id=worker_id,
         owner="dagster",
     )

@@ -106,10 +106,11 @@ class Runtime:
 
     def analytics(self, prefix: str) -> ClickHousePublisher:
         """ClickHouse, with query ids that start with ``prefix``."""
-        return ClickHousePublisher(self._client, prefix)
+        return ClickHousePublisher(self.clickhouse, prefix)
 
     @cached_property
-    def _client(self) -> ClickHouseClient:
+    def clickhouse(self) -> ClickHouseClient:
+        """The HTTP client of ClickHouse."""
         # Without a session, so one client may run any number of statements at once.
         return connect(self.engines.clickhouse)
 

@@ -31,16 +31,19 @@ from typing import Any
 import psutil
 import psycopg
 import pyarrow as pa
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from assets.sources.flights import FIRST_DAY, load_flights
+from checks.schema_gate import PanderaSchemaGate
 from dpone_dagster.contracts.mart import Relation, Scope
 from dpone_dagster.ports import OperationRecord, RunIdentity
 from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.clickhouse_server import find as find_clickhouse
 from resources.embedded.engines import down, up
 from resources.embedded.home import Home
+from resources.loads.runtime import Loads, plan_data
 from resources.runtime import Runtime
 from tests.dbt_support import write_project
 
@@ -67,6 +70,8 @@ class Sizes:
     raw: int
     year_days: int
     window_days: int
+    load: int
+    manifests: int
 
 
 FULL = Sizes(
@@ -81,6 +86,8 @@ FULL = Sizes(
     raw=1_000_000,
     year_days=366,
     window_days=30,
+    load=1_000_000,
+    manifests=1_000,
 )
 QUICK = Sizes(
     repetitions=1,
@@ -94,6 +101,8 @@ QUICK = Sizes(
     raw=5_000,
     year_days=4,
     window_days=2,
+    load=5_000,
+    manifests=20,
 )
 
 
@@ -646,6 +655,131 @@ def _follow(run: "subprocess.Popen[Any]", runtime: Runtime, days: int) -> list[t
     return loads
 
 
+def governed(sizes: Sizes) -> Iterator[Figure]:
+    """The same manifest load with four gates, acceptance on ten columns and audit, and without any of it."""
+    with Ground(sizes) as ground:
+        with step(f"a source table of {sizes.load:,} rows"):
+            ground.sql("create schema bench")
+            ground.sql(f"create unlogged table bench.wide ({WIDE_TYPES})")
+            ground.sql(f"insert into bench.wide select {WIDE_ROW} from generate_series(1, {sizes.load}) as n")
+            ground.sql("vacuum analyze bench.wide")
+        loads = Loads(ground.runtime, schema_gate=PanderaSchemaGate())
+        plans = {kind: plan_data(_wide(kind)) for kind in ("plain", "governed")}
+        seconds: dict[str, list[float]] = {kind: [] for kind in plans}
+        steps: dict[str, list[dict[str, float]]] = {kind: [] for kind in plans}
+        for repetition in range(sizes.repetitions + 1):
+            for kind, plan in plans.items():
+                with step(f"{kind} load, {repetition} of {sizes.repetitions}"):
+                    started = time.monotonic()
+                    report = loads.run(plan, scope=None, identity=identity())
+                    took = time.monotonic() - started
+                assert report.staged_rows == sizes.load
+                if repetition:  # the first pair is for warming up
+                    seconds[kind].append(took)
+                    steps[kind].append({each.phase: each.seconds for each in report.steps})
+        assert report.gates is not None
+        assert report.gates.passed
+        assert report.acceptance_status == "passed"
+    detail = {
+        "rows": sizes.load,
+        "seconds": {kind: round(statistics.median(taken), 3) for kind, taken in seconds.items()},
+        "steps": {
+            kind: {name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]}
+            for kind, runs in steps.items()
+        },
+    }
+    yield ratio("governed_vs_plain", 1.4, seconds["governed"], seconds["plain"], **detail)
+
+
+WIDE_TYPES = (
+    "id integer primary key, at timestamp(6) not null, device integer not null, site smallint, reading numeric(12,3),"
+    " status varchar(8), flag boolean not null, day date not null, total bigint not null, batch smallint not null"
+)
+WIDE_ROW = """
+    n, timestamp '2024-01-01' + n * interval '1 second', n % 20000, nullif(n % 50, 0),
+    (n::bigint * 7919 % 1000003) / 1000.0, (array['ok', 'late', 'lost', 'void'])[1 + n % 4], n % 3 = 0,
+    date '2024-01-01' + n / 86400, n::bigint * 1000, n % 100
+"""
+DIMENSIONS = ["device", "site", "status", "batch"]
+WIDE_COLUMNS = ["id", "at", "device", "site", "reading", "status", "flag", "day", "total", "batch"]
+
+
+def _wide(kind: str) -> dict[str, Any]:
+    """The manifest of ``governed``."""
+    sink: dict[str, Any] = {
+        "type": "clickhouse",
+        "table": {"schema": "bench", "name": f"wide_{kind}"},
+        "strategy": "full_refresh",
+        "unique_key": ["id"],
+    }
+    manifest: dict[str, Any] = {
+        "kind": "dpone.batch.v1",
+        "name": f"wide_{kind}",
+        "source": {"type": "sqlserver", "table": {"schema": "bench", "name": "wide"}},
+        "sink": sink,
+    }
+    if kind == "plain":
+        sink["options"] = {"load_governance": {"enabled": False}}
+        return manifest
+    manifest["quality"] = {
+        "gates": [
+            {"id": "rows", "type": "row_count_reconciliation"},
+            {"id": "enough", "type": "min_rows", "threshold": 1},
+            {"id": "sample", "type": "typed_hash_reconciliation", "mode": "sample"},
+            {"id": "whole", "type": "not_null", "columns": ["id", "at", "total"]},
+        ],
+        "acceptance": {
+            "enabled": True,
+            "mode": "required",
+            "checks": {"row_count": True, "null_counts": WIDE_COLUMNS, "distinct_counts": DIMENSIONS},
+        },
+    }
+    return manifest
+
+
+def manifests(sizes: Sizes) -> Iterator[Figure]:
+    """Reading and validating many manifests, and building their Dagster definitions, each in a process of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="dpone-bench-manifests-"))
+    try:
+        (folder / ".git").mkdir()
+        for number in range(sizes.manifests):
+            manifest = {**_wide("governed"), "name": f"wide_{number}"}
+            (folder / f"wide_{number}.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False))
+        taken: dict[str, list[float]] = {"parse": [], "definitions": []}
+        for repetition in range(sizes.repetitions):
+            for what, found in taken.items():
+                with (
+                    step(f"{what} of {sizes.manifests:,} manifests, {repetition + 1} of {sizes.repetitions}"),
+                    child(["tests.bench", "--manifests", what, str(folder)], stdout=subprocess.PIPE) as run,
+                ):
+                    assert run.stdout is not None
+                    found.append(float(run.stdout.read()))
+    finally:
+        shutil.rmtree(folder)
+    for what, target in (("parse", 3), ("definitions", 20)):
+        yield Figure(
+            name=f"manifests_{what}_seconds",
+            value=statistics.median(taken[what]),
+            target=target,
+            spread=(min(taken[what]), max(taken[what])),
+            detail={"manifests": sizes.manifests},
+        )
+
+
+def read_manifests(what: str, folder: str) -> None:
+    """The process that ``manifests`` times; imports are not counted."""
+    from assets.loads import load_assets
+    from resources.loads.runtime import read_manifest
+
+    paths = sorted(Path(folder).glob("*.yaml"))
+    started = time.monotonic()
+    if what == "parse":
+        assert all(read_manifest(path).processes for path in paths)
+    else:
+        assert load_assets(Path(folder))
+    sys.stdout.write(str(time.monotonic() - started))
+
+
 def _mean(values: Iterable[float]) -> float:
     return round(statistics.fmean(values), 2)
 
@@ -656,6 +790,8 @@ GROUPS: dict[Callable[[Sizes], Iterator[Figure]], tuple[str, ...]] = {
     parts: ("untouched_part_ms",),
     growth: ("publish_cost_growth_50x", "mutate_cost_growth_50x"),
     year: ("seconds_per_day_year", "late_vs_early_days"),
+    governed: ("governed_vs_plain",),
+    manifests: ("manifests_parse_seconds", "manifests_definitions_seconds"),
 }
 NAMES = [name for names in GROUPS.values() for name in names]
 
@@ -707,6 +843,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run what is asked for."""
     if arguments[:1] == ["--worker"]:
         work(*arguments[1:])
+        return 0
+    if arguments[:1] == ["--manifests"]:
+        read_manifests(*arguments[1:])
         return 0
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure; see docs/benchmarks.md.")
     parser.add_argument("names", nargs="*", metavar="FIGURE", help=f"of {', '.join(NAMES)}; default all")

@@ -32,6 +32,9 @@ def test_every_figure_is_measured_and_written(tmp_path: Path) -> None:
         "guarded_vs_raw",
         "seconds_per_day_year",
         "late_vs_early_days",
+        "governed_vs_plain",
+        "manifests_parse_seconds",
+        "manifests_definitions_seconds",
     }
     for name in NAMES:
         assert isinstance(measured[name], float)

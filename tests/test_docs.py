@@ -8,7 +8,9 @@ import yaml
 from typer.testing import CliRunner
 
 from dpone_dagster import cli
-from dpone_dagster.errors import CODES
+from dpone_dagster.errors import CODES, DponeError
+from dpone_dagster.governance.loader import load_manifest
+from dpone_dagster.governance.schema import reference
 from dpone_dagster.journal.graph import mermaid
 from dpone_dagster.planning.manifest import DponeMeta
 
@@ -25,6 +27,7 @@ def generated() -> dict[tuple[str, str], str]:
     rows = [f"| `{c.code}` | {c.meaning} | {c.next_step} |" for c in sorted(CODES.values(), key=lambda c: c.code)]
     table = "\n".join(["| code | meaning | next step |", "|---|---|---|", *rows])
     return {
+        ("manifest.md", "reference"): reference(),
         ("how-it-works.md", "state graph"): f"```mermaid\n{mermaid()}\n```\n",
         ("when-it-fails.md", "codes"): table + "\n",
     }
@@ -54,7 +57,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_documented_commands_exist_with_their_options(command: str) -> None:
     words = command.split()
-    group = words[:2] if words[0] == "baseline" else words[:1]
+    group = words[:2] if words[0] in ("baseline", "hooks", "guard") else words[:1]
     shown = CliRunner().invoke(cli.app, [*group, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0, shown.output
     for option in (w for w in words if w.startswith("--")):
@@ -66,6 +69,19 @@ def test_the_documented_declaration_is_accepted() -> None:
     (model,) = yaml.safe_load(block)["models"]
     meta = DponeMeta.parse(model["meta"]["dpone"])
     assert [g.id for g in meta.gates] == ["row_count", "min_rows", "typed_hash"]
+
+
+def test_the_documented_manifest_is_accepted(tmp_path: Path) -> None:
+    block = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "manifest.md").read_text(), re.S)[0]
+    (tmp_path / "flights_daily.yaml").write_text(block)
+    (process,) = load_manifest(tmp_path / "flights_daily.yaml", root=tmp_path).processes
+    assert [g.id for g in process.quality.gates] == ["same_rows", "not_empty", "same_values", "key_is_unique"]
+    assert [h.execution.orchestrator for h in process.source.options.hooks.pre_hook] == ["separate_task"]
+    assert (process.source.read.mode, process.sink.strategy) == ("daily", "replace")
+    (tmp_path / "flights_daily.yaml").write_text(block.replace("threshold", "treshold"))
+    with pytest.raises(DponeError) as caught:
+        load_manifest(tmp_path / "flights_daily.yaml", root=tmp_path)
+    assert f"\n{caught.value.sentence}\n" in (ROOT / "docs" / "manifest.md").read_text()
 
 
 if __name__ == "__main__":  # rewrites the generated parts

@@ -1,5 +1,6 @@
 """What has happened: one receipt a boundary, and the summaries of a workflow's end."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -199,6 +200,16 @@ class GateResult(ClosedModel):
         return self.severity == "error" and self.status != "passed"
 
 
+def require_verdict(passed: bool, results: Sequence[GateResult]) -> None:
+    """Raise ValueError unless ``passed`` follows from the results."""
+    require_unique("results", [r.gate_id for r in results])
+    if any(r.status == "warned" and r.severity == "error" for r in results):
+        raise ValueError("results should not warn where severity is error")
+    # An error gate that was skipped proves nothing.
+    if passed != all(r.status == "passed" for r in results if r.severity == "error"):
+        raise ValueError("passed should be true exactly when every gate of severity error passed")
+
+
 class GateReport(Document):
     """Every declared gate of one operation, in declared order."""
 
@@ -212,12 +223,7 @@ class GateReport(Document):
 
     @model_validator(mode="after")
     def _verdict_follows(self) -> Self:
-        require_unique("results", [r.gate_id for r in self.results])
-        if any(r.status == "warned" and r.severity == "error" for r in self.results):
-            raise ValueError("results should not warn where severity is error")
-        # An error gate that was skipped proves nothing.
-        if self.passed != all(r.status == "passed" for r in self.results if r.severity == "error"):
-            raise ValueError("passed should be true exactly when every gate of severity error passed")
+        require_verdict(self.passed, self.results)
         return self
 
 

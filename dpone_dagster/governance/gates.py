@@ -5,10 +5,12 @@ The engines count; this module only compares. A number that could not be had is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from dpone_dagster.contracts.documents import GateReport, GateResult
 from dpone_dagster.contracts.mart import GateSpec
 from dpone_dagster.contracts.set_digest import SetDigest
+from dpone_dagster.governance import rules
 
 # The one gate that nobody can leave out: staging equals the after image value by value.
 STAGING_PROOF = GateSpec(id="dpone_staging_equals_source", type="typed_hash_reconciliation", severity="error")
@@ -34,66 +36,27 @@ def evaluate(*, operation_id: str, gates: Sequence[GateSpec], source: Side, stag
     Returns:
         A report with one result a gate, in declared order; ``passed`` is False when an error gate failed.
     """
-    results = tuple(_evaluate(gate, source, staged) for gate in (*gates, STAGING_PROOF))
+    results = tuple(_result(gate, _verdict(gate, source, staged)) for gate in (*gates, STAGING_PROOF))
     passed = not any(r.blocks for r in results)
     return GateReport.seal(operation_id=operation_id, passed=passed, results=results)
 
 
-def _evaluate(gate: GateSpec, source: Side, staged: Side) -> GateResult:
+def _verdict(gate: GateSpec, source: Side, staged: Side) -> rules.Verdict:
     if gate.type == "row_count_reconciliation":
-        return _row_counts(gate, source.rows, staged.rows)
+        return rules.row_counts(source.rows, staged.rows, value=Decimal(gate.tolerance.value if gate.tolerance else 0))
     if gate.type == "min_rows":
-        return _min_rows(gate, source.rows if gate.side == "source" else staged.rows)
-    return _typed_hash(gate, source.digest, staged.digest)
+        assert gate.threshold is not None
+        side = gate.side or "target"
+        return rules.min_rows(source.rows if side == "source" else staged.rows, threshold=gate.threshold, side=side)
+    return rules.typed_hash(source.digest, staged.digest)
 
 
-def _row_counts(gate: GateSpec, source: int | None, staged: int | None) -> GateResult:
-    allowed = gate.tolerance.value if gate.tolerance else 0
-    metrics: dict[str, int | str | None] = {
-        "source_row_count": source,
-        "target_row_count": staged,
-        "allowed_difference": allowed,
-    }
-    if source is None or staged is None:
-        return _result(gate, ok=False, metrics=metrics, message="a row count is missing")
-    difference = abs(source - staged)
-    metrics["difference"] = difference
-    # Rows out of nothing are never a tolerable difference.
-    ok = difference <= allowed and not (source == 0 and staged > 0)
-    return _result(gate, ok=ok, metrics=metrics, message="" if ok else f"row counts differ by {difference}")
-
-
-def _min_rows(gate: GateSpec, rows: int | None) -> GateResult:
-    assert gate.threshold is not None
-    metrics: dict[str, int | str | None] = {
-        "row_count": rows,
-        "threshold": gate.threshold,
-        "side": gate.side or "target",
-    }
-    if rows is None:
-        return _result(gate, ok=False, metrics=metrics, message="the row count is missing")
-    ok = rows >= gate.threshold
-    return _result(gate, ok=ok, metrics=metrics, message="" if ok else f"{rows} rows, at least {gate.threshold} wanted")
-
-
-def _typed_hash(gate: GateSpec, source: SetDigest | None, staged: SetDigest | None) -> GateResult:
-    metrics: dict[str, int | str | None] = {
-        "source_digest": source.sha256 if source else None,
-        "target_digest": staged.sha256 if staged else None,
-        "source_row_count": source.rows if source else None,
-        "target_row_count": staged.rows if staged else None,
-    }
-    ok = source is not None and source == staged
-    message = "" if ok else ("a digest is missing" if source is None or staged is None else "the digests differ")
-    return _result(gate, ok=ok, metrics=metrics, message=message)
-
-
-def _result(gate: GateSpec, *, ok: bool, metrics: dict[str, int | str | None], message: str) -> GateResult:
+def _result(gate: GateSpec, verdict: rules.Verdict) -> GateResult:
     return GateResult(
         gate_id=gate.id,
         type=gate.type,
         severity=gate.severity,
-        status="passed" if ok else "failed" if gate.severity == "error" else "warned",
-        metrics=metrics,
-        message=message,
+        status=rules.status(verdict.ok, gate.severity),
+        metrics=dict(verdict.metrics),
+        message=verdict.message,
     )

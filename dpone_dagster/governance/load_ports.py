@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dpone_dagster.contracts.mart import Column, Scope
 from dpone_dagster.contracts.set_digest import SetDigest
-from dpone_dagster.governance.manifest import AcceptanceChecks, Hook, Name, Process
+from dpone_dagster.governance.manifest import AcceptanceChecks, Hook, Name, Process, ProviderGate, SchemaGate
 from dpone_dagster.journal.graph import State
 from dpone_dagster.ports import Lease, RunIdentity
 
@@ -85,6 +85,42 @@ class ProbePort(Protocol):
         """Stream the rows in bounded blocks, for gates that need Python (staged side)."""
 
 
+# ------------------------------------------------------------------------------------------ gates of others
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOutcome:
+    """What a provider's gate came to.
+
+    Attributes:
+        passed: None where it could not tell.
+        metrics: names like identifiers -> numbers; everything else is redacted.
+        message: for the provider's own logs; never handed on, since it may carry values.
+    """
+
+    passed: bool | None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    message: str = ""
+
+
+class GateProvider(Protocol):
+    """Evaluates one gate; registered under the entry points ``dpone.gate_providers`` by the gate's ``type``."""
+
+    def evaluate(self, gate: ProviderGate, source: ProbePort | None, staged: ProbePort) -> GateOutcome:
+        """Judge the rows. Any exception means that the gate could not run."""
+
+
+class SchemaGateHandler(Protocol):
+    """Evaluates gates of the type ``schema``; the composition root hands it in, for the core knows no pandera."""
+
+    def evaluate(self, gate: SchemaGate, source: ProbePort | None, staged: ProbePort) -> GateOutcome:
+        """Judge the staged rows block by block.
+
+        Raises:
+            DponeError: DPONE_GATE_UNAVAILABLE when the schema does not load, is refused or cannot be applied.
+        """
+
+
 # ------------------------------------------------------------------------------------------------- the source
 
 
@@ -117,6 +153,9 @@ class SourceSession(Protocol):
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Stream the window's rows with the Arrow types of ``ColumnType.arrow``; constant memory."""
+
+    def interrupt(self) -> None:
+        """Let a question that is being asked on another thread end early; what it answers then is of no use."""
 
 
 class LoadSourcePort(Protocol):
@@ -155,6 +194,14 @@ class FinalizeOutcome(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FinalizerTraits:
+    """What a strategy promises while it changes the target."""
+
+    visibility: Visibility
+    retry_safe: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class StagedLoad:
     """One load's scratch tables, as the journal keeps them: names and UUIDs, all JSON.
 
@@ -189,12 +236,18 @@ class FinalizeReport:
 class StagedLoadPort(Protocol):
     """A sink that stages: nothing that a reader sees changes before ``finalize``.
 
-    The order is: ``stage``, ``project``, probes, ``prepare``, ``finalize``, ``outcome``, ``cleanup``. Each method that
-    makes a table returns a new ``StagedLoad`` to be made durable before the next.
+    The order is: ``stage``, ``project``, probes, ``prepare``, ``recheck``, ``finalize``, ``outcome``, ``cleanup``. Each
+    method that makes a table returns a new ``StagedLoad`` to be made durable before the next.
+
+    Attributes:
+        visibility, retry_safe: the weakest of its strategies; ``describe`` has each.
     """
 
     visibility: Visibility
     retry_safe: bool
+
+    def describe(self, strategy: str) -> FinalizerTraits:
+        """Say what a reader sees while the strategy finalizes, and whether it may be sent again."""
 
     def stage(
         self, process: Process, columns: Columns, batches: Iterator[pa.RecordBatch], *, load_id: str, epoch: int
@@ -215,8 +268,15 @@ class StagedLoadPort(Protocol):
             DponeError: DPONE_TARGET_*, DPONE_PARTITION_WIDER_THAN_SCOPE, DPONE_KEY_NOT_UNIQUE.
         """
 
+    def recheck(self, process: Process, staged: StagedLoad) -> None:
+        """Refuse a target that changed since ``prepare``. Nothing has been sent: a refusal here is pre-commit.
+
+        Raises:
+            DponeError: DPONE_TARGET_REPLACED, DPONE_TARGET_DESIGN_CHANGED, DPONE_TARGET_CHANGED, DPONE_SHADOW_LOST.
+        """
+
     def finalize(self, process: Process, staged: StagedLoad) -> None:
-        """Send what changes the target, once. Any exception means unknown; ``outcome`` decides."""
+        """Recheck, then send what changes the target, once. Any exception means unknown; ``outcome`` decides."""
 
     def outcome(self, process: Process, staged: StagedLoad) -> FinalizeOutcome:
         """Read from the engine whether ``finalize`` took effect."""
@@ -249,7 +309,8 @@ class LegacySinkPort(Protocol):
         load_id: str,
         loaded_at: datetime,
     ) -> FinalizeReport: ...
-    def target_probe(self, process: Process, columns: Columns, window: Window) -> ProbePort: ...
+    def target_probe(self, process: Process, columns: Columns, window: Window, *, load_id: str) -> ProbePort:
+        """Measure the rows that this load added (DPONE_ACCEPTANCE_UNAVAILABLE where lineage does not tell them)."""
 
 
 # ---------------------------------------------------------------------------------------------------- hooks
@@ -294,22 +355,43 @@ class SqlRunner(Protocol):
     dialect: str
     """sqlglot's name: ``tsql``, ``postgres`` or ``clickhouse``."""
 
-    def execute(self, sql: str, *, autocommit: bool, timeout_seconds: int) -> int | None:
-        """Run one hook body; return the affected rows where the engine says. Sent once."""
+    def execute(self, sql: str, *, autocommit: bool, read_only: bool, timeout_seconds: int) -> int | None:
+        """Run one hook body; return the affected rows where the engine says. Sent once.
+
+        Args:
+            read_only: have the engine refuse every write, where it can.
+
+        Raises:
+            DponeError: as ``HookProvider.run``.
+        """
 
     def query_number(self, sql: str, *, timeout_seconds: int) -> int | None:
         """Run one reading query; return its one value."""
 
 
-class HookProvider(Protocol):
-    """Runs one hook; registered under the entry points ``dpone.hook_providers`` by the hook's ``type``."""
+@dataclass(frozen=True, kw_only=True)
+class HookContext:
+    """Whose hooks run; what a provider is made with."""
 
-    def run(self, definition: HookDefinition, *, runner: SqlRunner) -> Mapping[str, int | str | None]:
+    process: str
+    run_id: str
+
+
+class HookProvider(Protocol):
+    """Runs hooks of one ``type``.
+
+    The entry point of that name in the group ``dpone.hook_providers`` is a callable that takes a ``HookContext``.
+    """
+
+    def run(self, definition: HookDefinition, *, runner: SqlRunner | None) -> Mapping[str, int | str | None]:
         """Run it and return numbers for the evidence.
 
+        Args:
+            runner: the engine of the hook's connector; None where the load has none there.
+
         Raises:
-            DponeError: DPONE_HOOK_FAILED when it provably did not do its work; DPONE_ENGINE_UNAVAILABLE when it
-                cannot be known.
+            DponeError: DPONE_HOOK_FAILED when it did not do its work; ``details["repeatable"]`` is True only where
+                provably nothing of it is left behind. DPONE_ENGINE_UNAVAILABLE when it cannot be known.
         """
 
 

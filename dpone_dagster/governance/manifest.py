@@ -4,6 +4,7 @@ The JSON Schema, the reference in the docs, the validation and the plan digest d
 is not here is refused, wherever it stands; so is a field that its neighbours make meaningless.
 """
 
+import re
 from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
@@ -19,6 +20,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from dpone_dagster.contracts.mart import Identifier
 from dpone_dagster.contracts.model import ClosedModel
@@ -31,21 +33,37 @@ Severity = Literal["error", "warning"]
 Side = Literal["source", "target"]
 
 
-def _no_binary_float(value: Any) -> Any:
+_PLAIN_DECIMAL = r"^[0-9]{1,20}(\.[0-9]{1,20})?$"
+_DAY = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+
+
+def _plain_decimal(value: Any) -> Any:
     # 0.1 as a binary float is another number; the YAML loader hands decimals over as text.
     if isinstance(value, float):
         raise ValueError("should be an exact decimal, not a binary float: write it as text")
+    # Decimal itself takes 1e9999, 1_0, blanks and the digits of other scripts.
+    if isinstance(value, bool) or (isinstance(value, str) and not re.fullmatch(_PLAIN_DECIMAL, value)):
+        raise ValueError("should be a plain decimal number of 0 or more, such as 0.5")
     return value
 
 
+def _iso_day(value: Any) -> Any:
+    # Pydantic would read text of digits alone as seconds since 1970.
+    if not isinstance(value, str):
+        return value
+    try:
+        return date.fromisoformat(value if re.fullmatch(_DAY, value) else "")
+    except ValueError:
+        raise ValueError("should be a date YYYY-MM-DD") from None
+
+
+Day = Annotated[date, BeforeValidator(_iso_day), WithJsonSchema({"type": "string", "format": "date", "pattern": _DAY})]
 ExactDecimal = Annotated[
     Decimal,
     Field(ge=0, allow_inf_nan=False),
-    BeforeValidator(_no_binary_float),
+    BeforeValidator(_plain_decimal),
     Strict(False),
-    WithJsonSchema(
-        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}]}
-    ),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _PLAIN_DECIMAL}]}),
 ]
 
 
@@ -58,7 +76,12 @@ def _unique(names: tuple[str, ...] | None, field: str) -> None:
 
 
 class TableRef(ClosedModel):
-    """A table: its schema (SQL Server, PostgreSQL) or database (ClickHouse), and its name."""
+    """A table: its schema (SQL Server, PostgreSQL) or database (ClickHouse), and its name.
+
+    Attributes:
+        schema_name: the schema or database.
+        name: the table; any name that the engine takes.
+    """
 
     schema_name: Name = Field(alias="schema")
     name: Name
@@ -70,7 +93,12 @@ class TableRef(ClosedModel):
 
 
 class SqlText(ClosedModel):
-    """One SQL body: short text in ``sql``, or a file beside the manifest in ``sql_file``."""
+    """One SQL body: short text in ``sql``, or a file beside the manifest in ``sql_file``.
+
+    Attributes:
+        sql: short SQL.
+        sql_file: a path relative to the manifest's folder, inside the repository.
+    """
 
     sql: Annotated[str, Field(min_length=1)] | None = None
     sql_file: Annotated[str, Field(min_length=1)] | None = None
@@ -97,14 +125,24 @@ HookKind = Literal[
 
 
 class HookLineage(ClosedModel):
-    """What a hook reads and writes, as the author says; shown, not checked."""
+    """What a hook reads and writes, as the author says; shown, not checked.
+
+    Attributes:
+        inputs: what is read.
+        outputs: what is written.
+    """
 
     inputs: tuple[Name, ...] = ()
     outputs: tuple[Name, ...] = ()
 
 
 class HookExecution(ClosedModel):
-    """Where a hook runs: inline in the load's own process, or as a step of its own that the orchestrator shows."""
+    """Where a hook runs: inline in the load's own process, or as a step of its own that the orchestrator shows.
+
+    Attributes:
+        cli: under ``dpone run`` hooks always run in its own process.
+        orchestrator: ``separate_task`` makes the hook a step of its own in Dagster.
+    """
 
     cli: Literal["inline"] = "inline"
     orchestrator: Literal["inline", "separate_task"] = Field(
@@ -120,7 +158,12 @@ class HookExecution(ClosedModel):
 
 
 class RetryPolicy(ClosedModel):
-    """How often a hook is tried when its engine refuses it or cannot be reached before it was sent."""
+    """How often a hook is tried when its engine refuses it or cannot be reached before it was sent.
+
+    Attributes:
+        attempts: tries altogether.
+        delay_seconds: the pause between two tries.
+    """
 
     attempts: Annotated[int, Field(ge=2, le=10)]
     delay_seconds: Annotated[int, Field(ge=0, le=600)] = 5
@@ -130,6 +173,12 @@ class Hook(ClosedModel):
     """One action before the extraction (``pre_hook``) or after the load (``post_hook``).
 
     Attributes:
+        kind: what the hook is for; shown in evidence.
+        sql: short SQL.
+        sql_file: a path relative to the manifest's folder, inside the repository.
+        retry_policy: ``none``, or how often and how far apart.
+        depends_on: ids of the same phase that run before.
+        timeout_seconds: the engine's deadline for the whole body.
         id: unique inside its phase.
         type: the provider that runs it; ``sql``, ``webhook`` and ``data_quality_probe`` ship.
         connector: which side's engine runs the SQL.
@@ -162,8 +211,10 @@ class Hook(ClosedModel):
         has_sql = (self.sql is not None) + (self.sql_file is not None)
         if self.type in ("sql", "data_quality_probe") and has_sql != 1:
             raise ValueError("exactly one of sql and sql_file is needed")
-        if self.type == "webhook" and (has_sql or self.webhook is None or self.kind != "notification"):
-            raise ValueError("a webhook has kind notification, names its variable in webhook and has no SQL")
+        if self.type == "webhook" and self.kind != "notification":
+            raise ValueError("kind should be notification for a webhook")
+        if self.type == "webhook" and (has_sql or self.webhook is None):
+            raise ValueError("webhook should name the environment variable of the address, and stands without SQL")
         if (self.type == "data_quality_probe") != (self.expect is not None):
             raise ValueError("expect belongs to data_quality_probe, which needs it")
         if self.webhook is not None and self.type != "webhook":
@@ -175,7 +226,12 @@ class Hook(ClosedModel):
 
 
 class Hooks(ClosedModel):
-    """The two phases; ``depends_on`` names hooks of the same phase."""
+    """The two phases; ``depends_on`` names hooks of the same phase.
+
+    Attributes:
+        pre_hook: before the extraction.
+        post_hook: after the load is finished and its state kept.
+    """
 
     pre_hook: tuple[Hook, ...] = ()
     post_hook: tuple[Hook, ...] = ()
@@ -195,7 +251,7 @@ class Read(ClosedModel):
 
     mode: Literal["whole", "daily", "watermark"] = "whole"
     column: Name | None = None
-    start_date: date | None = None
+    start_date: Day | None = None
 
     @model_validator(mode="after")
     def _fields_belong_to_the_mode(self) -> "Read":
@@ -207,7 +263,11 @@ class Read(ClosedModel):
 
 
 class SourceOptions(ClosedModel):
-    """What a source does besides being read."""
+    """What a source does besides being read.
+
+    Attributes:
+        query: read this query instead of a table.
+    """
 
     hooks: Hooks = Hooks()
     query: SqlText | None = None
@@ -243,7 +303,11 @@ class Source(ClosedModel):
 
 
 class Staging(ClosedModel):
-    """Where scratch tables live; by default beside the target."""
+    """Where scratch tables live; by default beside the target.
+
+    Attributes:
+        schema_name: the database for scratch tables.
+    """
 
     schema_name: Identifier | None = Field(default=None, alias="schema")
 
@@ -252,6 +316,7 @@ class ClickHouseStorage(ClosedModel):
     """How a missing target is created, and the cluster that DDL names.
 
     Attributes:
+        cluster: named in ON CLUSTER of every DDL statement.
         partition_by: a ClickHouse expression, checked by the engine; none for no partitions.
         order_by: sorting columns; by default the unique key, else nothing.
     """
@@ -286,7 +351,12 @@ class RowIdentity(ClosedModel):
 
 
 class Lineage(ClosedModel):
-    """The ``__dpone__*`` columns, projected in the engine's own SQL."""
+    """The ``__dpone__*`` columns, projected in the engine's own SQL.
+
+    Attributes:
+        enabled: whether the columns are written.
+        preset: which columns.
+    """
 
     enabled: bool = False
     preset: Literal["bulk_standard"] = "bulk_standard"
@@ -294,7 +364,13 @@ class Lineage(ClosedModel):
 
 
 class Audit(ClosedModel):
-    """``__dpone__loads`` and ``__dpone__load_steps``; switched off only explicitly."""
+    """``__dpone__loads`` and ``__dpone__load_steps``; switched off only explicitly.
+
+    Attributes:
+        enabled: ``false`` is an explicit opt-out.
+        mode: ``off`` is an explicit opt-out too.
+        state_schema: the database of the two tables; by default the target's.
+    """
 
     enabled: bool = True
     mode: Literal["standard", "off"] = "standard"
@@ -302,7 +378,11 @@ class Audit(ClosedModel):
 
 
 class DecisionAudit(ClosedModel):
-    """Whether runtime decisions become step rows."""
+    """Whether runtime decisions become step rows.
+
+    Attributes:
+        persist: whether they do.
+    """
 
     persist: bool = True
 
@@ -311,7 +391,7 @@ class LoadGovernance(ClosedModel):
     """When the target changes in relation to the gates.
 
     Attributes:
-        enabled: without it nothing but the load runs: gates, acceptance and audit may then not be declared.
+        enabled: without it nothing but the load runs: no audit, and gates and acceptance may not be declared.
         finalization_phase: ``legacy_post_finalize`` writes straight into the target; gates then judge what a
             reader sees already.
     """
@@ -336,6 +416,9 @@ class Sink(ClosedModel):
     """Where the rows go, and how the target takes them.
 
     Attributes:
+        type: ClickHouse.
+        connection_id: a named connection; by default the profile's own.
+        table: the target.
         strategy: ``full_refresh``: the staged rows become the table; ``append``: they are added; ``merge``: they
             replace rows of the same ``unique_key``; ``replace``: they replace the scope that was read (everything,
             or one day); ``partition_replace``: they replace every partition that they touch.
@@ -357,14 +440,14 @@ class Sink(ClosedModel):
             raise ValueError("unique_key should name a column")
         _unique(self.unique_key, "unique_key")
         if self.strategy == "merge" and self.unique_key is None:
-            raise ValueError("merge needs unique_key")
+            raise ValueError("strategy merge needs unique_key")
         identity = self.options.lineage.row_identity
         strict = identity.mode == "required" or (identity.mode == "auto" and identity.unsupported_policy == "error")
         if self.options.lineage.enabled and self.unique_key is None and strict:
             raise ValueError("options.lineage.row_identity needs unique_key")
         legacy = self.options.load_governance.finalization_phase == "legacy_post_finalize"
         if legacy and self.strategy != "append":
-            raise ValueError("legacy_post_finalize can only append")
+            raise ValueError("options.load_governance.finalization_phase legacy_post_finalize can only append")
         return self
 
 
@@ -372,28 +455,48 @@ class Sink(ClosedModel):
 
 
 class _Gate(ClosedModel):
-    """What every gate has."""
+    """What every gate has.
+
+    Attributes:
+        id: unique among the gates; names the check in Dagster.
+        severity: ``error`` stops the load before the target changes; ``warning`` only reports.
+        type: what is judged.
+        side: which rows are judged: the source's, or the staged ones (``target``).
+    """
 
     id: Id
     severity: Severity = "error"
 
 
 class Tolerance(ClosedModel):
-    """An allowed difference of two row counts: rows, or percent of the source's."""
+    """An allowed difference of two row counts: rows, or percent of the source's.
+
+    Attributes:
+        mode: rows, or percent of the source's rows.
+        value: an exact decimal of 0 or more.
+    """
 
     mode: Literal["absolute", "pct"]
     value: ExactDecimal
 
 
 class RowCountGate(_Gate):
-    """Source and staging hold as many rows; 0 and 0 pass, rows out of nothing never do."""
+    """Source and staging hold as many rows; 0 and 0 pass, rows out of nothing never do.
+
+    Attributes:
+        tolerance: none by default.
+    """
 
     type: Literal["row_count_reconciliation"]
     tolerance: Tolerance = Tolerance(mode="absolute", value=Decimal(0))
 
 
 class MinRowsGate(_Gate):
-    """One side holds ``threshold`` rows or more."""
+    """One side holds ``threshold`` rows or more.
+
+    Attributes:
+        threshold: a whole number of 0 or more.
+    """
 
     type: Literal["min_rows"]
     side: Side = "target"
@@ -404,6 +507,7 @@ class TypedHashGate(_Gate):
     """Source and staging hold the same rows, value by value.
 
     Attributes:
+        modulus: one key in so many is compared.
         mode: ``full``; ``sample``: rows whose key digest modulo ``modulus`` is 0, the same on both engines.
         key: what a sampled row is known by; by default the sink's unique key, else all columns.
         columns: what is compared; by default every business column.
@@ -431,6 +535,12 @@ class CustomSqlGate(_Gate):
     """A query of one side's engine that yields one number, between ``min`` and ``max``.
 
     ``{{ relation }}`` in it stands for the rows that are judged: the source's, or the staged ones.
+
+    Attributes:
+        sql: one reading query.
+        sql_file: a path relative to the manifest's folder, inside the repository.
+        min: the least allowed result.
+        max: the greatest allowed result.
     """
 
     type: Literal["custom_sql"]
@@ -452,7 +562,11 @@ class CustomSqlGate(_Gate):
 
 
 class NotNullGate(_Gate):
-    """No row has a NULL in one of the columns."""
+    """No row has a NULL in one of the columns.
+
+    Attributes:
+        columns: all of them are judged.
+    """
 
     type: Literal["not_null"]
     side: Side = "target"
@@ -465,7 +579,11 @@ class NotNullGate(_Gate):
 
 
 class UniqueGate(_Gate):
-    """No two rows agree in all the columns; NULLs agree with each other here."""
+    """No two rows agree in all the columns; NULLs agree with each other here.
+
+    Attributes:
+        columns: taken together.
+    """
 
     type: Literal["unique"]
     side: Side = "target"
@@ -481,6 +599,8 @@ class FreshnessGate(_Gate):
     """The newest value of a datetime column is at most ``max_age_seconds`` older than the reference.
 
     Attributes:
+        column: a datetime2(6) in UTC.
+        max_age_seconds: a whole number.
         reference: the start of the run, or the end of the day that is loaded.
     """
 
@@ -492,7 +612,13 @@ class FreshnessGate(_Gate):
 
 
 class AcceptedValuesGate(_Gate):
-    """Every value of a column is one of ``values``; NULL only where ``allow_null`` says so."""
+    """Every value of a column is one of ``values``; NULL only where ``allow_null`` says so.
+
+    Attributes:
+        column: any column.
+        values: text, whole numbers or booleans.
+        allow_null: whether NULL is accepted.
+    """
 
     type: Literal["accepted_values"]
     side: Side = "target"
@@ -509,11 +635,15 @@ class SchemaGate(_Gate):
     """
 
     type: Literal["schema"]
-    ref: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    ref: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class ProviderGate(_Gate):
-    """A gate of somebody else's, registered under the entry points ``dpone.gate_providers``."""
+    """A gate of somebody else's, registered under the entry points ``dpone.gate_providers``.
+
+    Attributes:
+        options: handed to the provider as they are.
+    """
 
     type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\.[a-z][a-z0-9_.]*$")]
     side: Side = "target"
@@ -553,7 +683,13 @@ Columns = bool | Selector | Annotated[tuple[Name, ...], Field(min_length=1)]
 
 
 class Capture(ClosedModel):
-    """Which sides are measured."""
+    """Which sides are measured.
+
+    Attributes:
+        source: what is read.
+        staged: what is staged; loads without staging have none.
+        target: what a reader sees afterwards.
+    """
 
     source: bool = True
     staged: bool = True
@@ -561,7 +697,13 @@ class Capture(ClosedModel):
 
 
 class AcceptanceChecks(ClosedModel):
-    """What is measured of each side, in one aggregate query, exactly."""
+    """What is measured of each side, in one aggregate query, exactly.
+
+    Attributes:
+        row_count: count rows.
+        null_counts: NULLs a column: ``true`` or a selector for all business columns, or a list of names.
+        distinct_counts: exact distinct values a column; the same forms. Expensive on wide tables.
+    """
 
     row_count: bool = True
     null_counts: Columns = "off"
@@ -605,16 +747,31 @@ class Acceptance(ClosedModel):
         return self
 
 
+class SkippedCheck(ClosedModel):
+    """A check of an older manifest that nobody can run: evidence that it was skipped, never proof of anything."""
+
+    id: Id
+    type: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,99}$")]
+
+
 class Quality(ClosedModel):
-    """Gates in the canonical form, and acceptance. ``checks`` and ``mode`` are taken in by ``governance.compat``."""
+    """The gates of a load, and what is counted as evidence.
+
+    Attributes:
+        gates: rules that are judged before the target changes, in this order in the report.
+        acceptance: counts of each side that are kept as evidence.
+        skipped_checks: only from the compatibility form under ``mode: warn``; nobody can author it.
+    """
 
     gates: tuple[Gate, ...] = ()
     acceptance: Acceptance | None = None
+    skipped_checks: SkipJsonSchema[tuple[SkippedCheck, ...]] = Field(default=(), exclude_if=lambda checks: not checks)
 
     @model_validator(mode="after")
     def _ids_are_unique(self) -> "Quality":
-        _unique(tuple(gate.id for gate in self.gates), "gates")
-        if any(gate.id.startswith("dpone_") for gate in self.gates):
+        ids = tuple(item.id for item in (*self.gates, *self.skipped_checks))
+        _unique(ids, "gates")
+        if any(id_.startswith("dpone_") for id_ in ids):
             raise ValueError("gates have an id that starts with dpone_, which is the platform's")
         return self
 
@@ -626,6 +783,10 @@ class Process(ClosedModel):
     """One load: from one source into one target.
 
     Attributes:
+        description: shown in Dagster.
+        owners: shown in Dagster: e-mail addresses or ``team:name``.
+        group: the Dagster asset group.
+        depends_on: processes of the same flow, or asset keys.
         name: the load's name, its Dagster asset and its ``--selector``.
     """
 
@@ -640,24 +801,32 @@ class Process(ClosedModel):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "Process":
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raise ValueError where source, sink and quality contradict each other."""
         read, strategy = self.source.read.mode, self.sink.strategy
         if strategy == "full_refresh" and read != "whole":
-            raise ValueError("full_refresh replaces the whole table, so source.read.mode should be whole")
+            raise ValueError("sink.strategy full_refresh replaces the whole table, so source.read.mode should be whole")
         if strategy == "replace" and read == "watermark":
-            raise ValueError("replace needs a scope to replace: source.read.mode should be whole or daily")
+            raise ValueError("sink.strategy replace needs a scope: source.read.mode should be whole or daily")
         if strategy == "partition_replace" and read == "watermark":
-            raise ValueError("partition_replace would drop what lies below the watermark: use merge or append")
+            raise ValueError(
+                "sink.strategy partition_replace would drop what lies below the watermark: use merge or append"
+            )
         if strategy == "append" and read == "daily":
             # The day would be added once more by every repetition of its partition.
-            raise ValueError("append would double a day that is loaded again: use replace, merge or partition_replace")
+            raise ValueError(
+                "sink.strategy append would double a day that is loaded again: use replace, merge or partition_replace"
+            )
         governance = self.sink.options.load_governance
         acceptance = self.quality.acceptance
         if not governance.enabled and (self.quality.gates or (acceptance and acceptance.enabled)):
-            raise ValueError("gates and acceptance need sink.options.load_governance.enabled")
-        for gate in self.quality.gates:
+            raise ValueError("quality.gates and acceptance need sink.options.load_governance.enabled")
+        for index, gate in enumerate(self.quality.gates):
             if isinstance(gate, FreshnessGate) and gate.reference == "scope_end" and read != "daily":
-                raise ValueError("the reference scope_end needs source.read.mode daily")
-        return self
+                raise ValueError(f"quality.gates.{index}.reference scope_end needs source.read.mode daily")
 
     @property
     def legacy(self) -> bool:
@@ -666,20 +835,30 @@ class Process(ClosedModel):
 
 
 class BatchManifest(Process):
-    """``dpone.batch.v1``: one load in one file."""
+    """``dpone.batch.v1``: one load in one file.
+
+    Attributes:
+        kind: the document's type.
+    """
 
     kind: Literal["dpone.batch.v1"]
 
     @property
     def processes(self) -> Iterator[Process]:
         """The one process."""
-        yield Process.parse({name: value for name, value in self.as_json().items() if name != "kind"})
+        # Validated already, field by field and together; without it a manifest would be validated twice.
+        given = {name: getattr(self, name) for name in Process.model_fields}
+        yield Process.model_construct(_fields_set=self.model_fields_set - {"kind"}, **given)
 
 
 class FlowManifest(ClosedModel):
     """``dpone.flow.v1``: several loads in one file, in the order of their dependencies.
 
     Attributes:
+        kind: the document's type.
+        name: the flow's name.
+        description: for readers.
+        loads: one entry a load.
         quality: for every process that has none of its own.
     """
 
@@ -692,6 +871,11 @@ class FlowManifest(ClosedModel):
     @model_validator(mode="after")
     def _names_are_unique(self) -> "FlowManifest":
         _unique(tuple(process.name for process in self.loads), "processes")
+        for index, process in enumerate(self.processes):
+            try:
+                process.check()
+            except ValueError as error:
+                raise ValueError(f"with the flow's quality, processes.{index} does not fit: {error}") from None
         return self
 
     @property

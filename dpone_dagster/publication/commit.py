@@ -23,6 +23,14 @@ from dpone_dagster.recovery.retention import clean
 def commit_all(
     attempt: Attempt, operations: list[OperationRecord], *, action: str = "published"
 ) -> dict[str, MartResult]:
+    """Commit every PREPARED (or later) operation of one workflow in plan order, then clean up."""
+    results = commit(attempt, operations, action=action)
+    for result in results.values():
+        clean(attempt, result.operation)
+    return results
+
+
+def commit(attempt: Attempt, operations: list[OperationRecord], *, action: str = "published") -> dict[str, MartResult]:
     """Commit every PREPARED (or later) operation of one workflow in plan order.
 
     Interrupts are no longer obeyed from here on: after the first EXCHANGE the rest go forward.
@@ -35,8 +43,6 @@ def commit_all(
         results[operation.mart] = MartResult(action=action, operation=complete, gates=gates, tests=tests)
     if set(results) == {m.name for m in attempt.workflow.marts}:
         summarize(attempt, [r.operation for r in results.values()])
-    for result in results.values():
-        clean(attempt, result.operation)
     return results
 
 

@@ -1,6 +1,7 @@
 """The one path, in order: hold, reconcile, admit, mutate, observe, seal, stage, gate, shadow, prove, commit.
 
-Nothing in ClickHouse that a reader can see changes before ``commit.commit_all``; every mart of the workflow is
+From the admission on it is a route of the lifecycle that governed loads walk as well (``governance.lifecycle``).
+Nothing in ClickHouse that a reader can see changes before ``commit.commit``; every mart of the workflow is
 PREPARED before the first goes on. A failure before that ends in ``recovery.failure``; a failure after it is
 only ever finished forward, by this run or by the next (``recovery.reconcile``).
 """
@@ -18,6 +19,7 @@ from dpone_dagster.contracts.set_digest import EMPTY
 from dpone_dagster.errors import DponeError, unexpected
 from dpone_dagster.faults import reach
 from dpone_dagster.governance.gates import Side, evaluate
+from dpone_dagster.governance.lifecycle import run
 from dpone_dagster.journal.facts import DigestFact, Facts
 from dpone_dagster.journal.graph import State
 from dpone_dagster.planning.plans import Workflow, bind_attempt, plan_workflow
@@ -30,11 +32,12 @@ from dpone_dagster.publication.attempt import (
     shadow_of,
     stage_of,
 )
-from dpone_dagster.publication.commit import commit_all, summarize
+from dpone_dagster.publication.commit import commit, summarize
 from dpone_dagster.publication.preflight import check_generation, check_pair, prove_empty
 from dpone_dagster.publication.seal import SealAuthority, open_artifact, seal
 from dpone_dagster.recovery.failure import fail_before_commit
 from dpone_dagster.recovery.reconcile import reconcile
+from dpone_dagster.recovery.retention import clean
 
 
 def publish_day(
@@ -98,8 +101,7 @@ def _publish_day(
                 return finished
             if not replay and (skipped := _complete(attempt)):
                 return skipped
-            operations = _admit(attempt)
-            return commit_all(attempt, _prepare(attempt, operations))
+            return run(SemanticRefresh(attempt, _admit(attempt)))
 
 
 def refuse_scope(workflow: Workflow, scope: Scope, now: datetime) -> None:
@@ -163,20 +165,79 @@ def _admit(attempt: Attempt) -> list[OperationRecord]:
     return operations
 
 
-def _prepare(attempt: Attempt, operations: list[OperationRecord]) -> list[OperationRecord]:
-    try:
-        built = _mutate(attempt, operations)
-        operations = [_seal_and_stage(attempt, operation, receipt) for operation, receipt in built]
-        operations = _gate(attempt, operations)
-        operations = [_shadow_and_prove(attempt, operation) for operation in operations]
+class SemanticRefresh:
+    """The semantic refresh as a route of the governed lifecycle: all marts of a workflow go through each step together.
+
+    There are no hooks and no acceptance here; the source state moves with each mart's publication, inside ``finalize``.
+    """
+
+    staged = True
+
+    def __init__(self, attempt: Attempt, operations: list[OperationRecord]) -> None:
+        self._attempt = attempt
+        self._operations = operations
+        self._built: list[tuple[OperationRecord, BuildReceipt]] = []
+        self._results: dict[str, MartResult] = {}
+
+    def pre_hooks(self) -> None:
+        """Nothing."""
+
+    def extract(self) -> None:
+        """Mutate and observe."""
+        self._built = _mutate(self._attempt, self._operations)
+
+    def stage(self) -> None:
+        """Seal, then load staging from the sealed artifact."""
+        self._operations = [_seal_and_stage(self._attempt, operation, receipt) for operation, receipt in self._built]
+
+    def project(self) -> None:
+        """Nothing."""
+
+    def gate(self) -> None:
+        """Evaluate the gates of every mart."""
+        self._operations = _gate(self._attempt, self._operations)
+
+    def accept_before(self) -> None:
+        """Nothing."""
+
+    def prepare(self) -> None:
+        """Build and prove every shadow; then the barrier: every mart is PREPARED before the first goes on."""
+        attempt = self._attempt
+        operations = [_shadow_and_prove(attempt, operation) for operation in self._operations]
         attempt.boundary()
         for operation in operations:
             _refuse_late_strangers(attempt, operation)
-        # The barrier: every mart of the workflow is PREPARED before the first goes on.
-        return [attempt.ports.journal.transition(o, State.PREPARED) for o in operations]
-    except BaseException as error:
-        # Interrupts included: whatever stopped us, first establish where the engines stand.
-        raise fail_before_commit(attempt, [o.operation_id for o in operations], error) from error
+        self._operations = [attempt.ports.journal.transition(o, State.PREPARED) for o in operations]
+
+    def finalize(self) -> None:
+        """EXCHANGE and publish, mart by mart."""
+        self._results = commit(self._attempt, self._operations)
+
+    def accept_after(self) -> None:
+        """Nothing."""
+
+    def clean(self) -> None:
+        """Drop staging and images, and generations that are no longer kept."""
+        for result in self._results.values():
+            clean(self._attempt, result.operation)
+
+    def persist(self) -> None:
+        """Nothing: heads and checkpoint moved with each publication."""
+
+    def post_hooks(self) -> None:
+        """Nothing."""
+
+    def complete(self) -> dict[str, MartResult]:
+        """Return the results, in plan order."""
+        return self._results
+
+    def failed_before_finalize(self, error: BaseException) -> BaseException:
+        """Close the operations, if their outcome can be proven now."""
+        return fail_before_commit(self._attempt, [o.operation_id for o in self._operations], error)
+
+    def failed_after_finalize(self, error: BaseException) -> BaseException:
+        """Tell it as it is: every mart is COMPLETE, and the next run cleans up."""
+        return error
 
 
 # ---------------------------------------------------------------------------------- mutate and observe

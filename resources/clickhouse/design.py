@@ -119,20 +119,17 @@ def unseen_writers(statements: Statements) -> list[str] | None:
     return None if unknown else []
 
 
-def check_design(mart: MartSpec, design: PhysicalDesign | None) -> None:
-    """Refuse everything that an exchange would lose, or that would write behind its back.
+def check_exchangeable(design: PhysicalDesign) -> None:
+    """Refuse everything that an exchange would lose, or that would write behind its back, whatever the table holds.
 
     Raises:
         DponeError: one DPONE_TARGET_* code for each kind of refusal.
     """
-    name = mart.target.dotted
-
-    def refuse(code: str, sentence: str, **details: Any) -> None:
-        raise DponeError(code, f"Target {name} {sentence}.", **details)
-
-    if design is None:
-        raise DponeError("DPONE_TARGET_ABSENT", f"Target {name} does not exist.")
     detail = design.detail
+
+    def refuse(code: str, sentence: str) -> None:
+        raise DponeError(code, f"Target {design.relation.dotted} {sentence}.")
+
     if design.engine.endswith("View") or design.engine == "Dictionary":
         refuse("DPONE_TARGET_NOT_A_TABLE", f"is a {design.engine}")
     if design.engine.startswith(("Replicated", "Shared")) or design.database_engine in ("Replicated", "Shared"):
@@ -151,15 +148,33 @@ def check_design(mart: MartSpec, design: PhysicalDesign | None) -> None:
         refuse("DPONE_TARGET_WRITTEN_BY_VIEW", f"is written by {detail['written_by'][0]}")
     if detail["read_by"]:
         refuse("DPONE_TARGET_READ_BY_VIEW", f"feeds {detail['read_by'][0]}")
+
+
+def check_design(mart: MartSpec, design: PhysicalDesign | None) -> None:
+    """Refuse what cannot be exchanged, and a table that is not what the mart declares.
+
+    Raises:
+        DponeError: one DPONE_TARGET_* code for each kind of refusal.
+    """
+    name = mart.target.dotted
+    if design is None:
+        raise DponeError("DPONE_TARGET_ABSENT", f"Target {name} does not exist.")
+    check_exchangeable(design)
     _check_columns(mart, design)
     if _partition_kind(mart.event_time, design.partition_key) != mart.partition_by:
-        refuse(
+        raise DponeError(
             "DPONE_TARGET_PARTITION",
-            f"is not partitioned by {mart.partition_by} of {mart.event_time} in UTC",
+            f"Target {name} is not partitioned by {mart.partition_by} of {mart.event_time} in UTC.",
             observed=design.partition_key,
         )
-    if sorted(_unquoted(design.order_key).split(", ")) != sorted(mart.key):
-        refuse("DPONE_TARGET_KEY", f"is not sorted by the key ({', '.join(mart.key)})", observed=design.order_key)
+    # The engine keeps the brackets round a single column.
+    order = re.sub(r"^\((.*)\)$", r"\1", _unquoted(design.order_key))
+    if sorted(order.split(", ")) != sorted(mart.key):
+        raise DponeError(
+            "DPONE_TARGET_KEY",
+            f"Target {name} is not sorted by the key ({', '.join(mart.key)}).",
+            observed=design.order_key,
+        )
 
 
 def create_sql(mart: MartSpec, *, partition_key: str) -> str:

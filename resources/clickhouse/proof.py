@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 
 from dpone_dagster.contracts.canonical import sha256_of
-from dpone_dagster.contracts.mart import MartSpec, Relation, Scope
+from dpone_dagster.contracts.mart import Column, MartSpec, Relation, Scope
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import PhysicalDesign, ProofReport
@@ -19,7 +19,12 @@ SCHEMA = "dpone.clickhouse-proof.v1"
 
 def digest(statements: Statements, mart: MartSpec, table: Relation, where: str = "1") -> SetDigest:
     """Return the set digest of a table's rows."""
-    return parse(statements.rows(set_digest_sql(mart.columns, relation_sql(table), where), **BOUNDED)[0])
+    return digest_of(statements, mart.columns, table, where)
+
+
+def digest_of(statements: Statements, columns: Sequence[Column], table: Relation, where: str = "1") -> SetDigest:
+    """Return the set digest of a table's rows over the given columns."""
+    return parse(statements.rows(set_digest_sql(columns, relation_sql(table), where), **BOUNDED)[0])
 
 
 def prove(
@@ -44,7 +49,7 @@ def prove(
     multiset_rows = _prove_touched(
         statements, mart, target, stage, shadow, [each for each in touched if each not in staged_as_is]
     )
-    by_parts, by_digest = _prove_untouched(statements, mart, target, shadow, touched)
+    by_parts, by_digest = prove_untouched(statements, mart.columns, target, shadow, touched)
     found = _prove_scope(statements, mart, stage, shadow, scope, after)
     total = int(statements.value(f"SELECT count() FROM {relation_sql(shadow)}"))
     # What was proven is true of this target only.
@@ -116,18 +121,19 @@ def _prove_touched(
     """(a) Both multisets, over every business column, share by share of the key's hash; returns rows compared."""
     if not touched:
         return 0
-    columns = names(c.name for c in mart.columns)
+    names_ = [c.name for c in mart.columns]
+    columns = names(names_)
     inside = f"_partition_id IN ({literals(touched)})"
-    _prove_all_visible(statements, target, touched)
+    prove_all_visible(statements, target, touched)
     largest = max(
         statements.value(f"SELECT count() FROM {relation_sql(table)} WHERE {inside}") for table in (target, shadow)
     )
     compared = 0
-    for bucket in buckets(mart, 2 * largest):  # both sides meet in one group-by
+    for bucket in buckets(mart.key, 2 * largest):  # both sides meet in one group-by
         # Groups treat NULL as a value of its own. Equal rows on both sides add up to zero, one by one.
         both = (
             f"SELECT {columns}, 1 AS __dpone_sign"
-            f" FROM ({expected_rows_sql(mart, target, stage, touched, bucket)})"
+            f" FROM ({expected_rows_sql(names_, mart.key, target, stage, touched, bucket)})"
             f" UNION ALL SELECT {columns}, 1 AS __dpone_sign FROM {relation_sql(stage)} WHERE {inside} AND {bucket}"
             f" UNION ALL SELECT {columns}, -1 AS __dpone_sign FROM {relation_sql(shadow)} WHERE {inside} AND {bucket}"
         )
@@ -146,9 +152,15 @@ def _prove_touched(
     return compared
 
 
-def _prove_all_visible(statements: Statements, target: Relation, touched: Sequence[str]) -> None:
-    # A row policy or filter on our own account would hide rows from the rebuild and from its proof alike. What the
-    # parts hold can be counted without reading rows, except where a lightweight delete masks some.
+def prove_all_visible(statements: Statements, target: Relation, touched: Sequence[str]) -> None:
+    """Refuse an account that does not see every row of the partitions.
+
+    A row policy or filter would hide rows from the rebuild and from its proof alike. What the parts hold can be counted
+    without reading rows, except where a lightweight delete masks some.
+
+    Raises:
+        DponeError: DPONE_PROOF_FAILED.
+    """
     inside = f"partition_id IN ({literals(touched)})"
     held, masked = statements.rows(
         "SELECT sum(rows), countIf(has_lightweight_delete) FROM system.parts"
@@ -163,16 +175,22 @@ def _prove_all_visible(statements: Statements, target: Relation, touched: Sequen
         )
 
 
-def _prove_untouched(
-    statements: Statements, mart: MartSpec, target: Relation, shadow: Relation, touched: Sequence[str]
+def prove_untouched(
+    statements: Statements, columns: Sequence[Column], target: Relation, shadow: Relation, touched: Sequence[str]
 ) -> tuple[int, int]:
-    """(b) Part hashes partition by partition, else the exact digest; returns how many were proven each way."""
-    parts = "arraySort(groupArrayIf((hash_of_all_files, rows), table = {}))"
+    """(b) Part hashes partition by partition, else the exact digest; returns how many were proven each way.
+
+    Raises:
+        DponeError: DPONE_PROOF_FAILED.
+    """
+    parts = "arraySort(groupArrayIf((hash_of_all_files, rows), {}))"
+    ours, other = (
+        f"(database = {literal(table.schema_name)} AND table = {literal(table.name)})" for table in (target, shadow)
+    )
     # One statement, so that both tables are seen at the same moment. Emptied parts hold nothing.
     found = statements.rows(
-        f"SELECT partition_id, {parts.format(literal(target.name))} = {parts.format(literal(shadow.name))}"
-        f" FROM system.parts WHERE database = {literal(target.schema_name)}"
-        f" AND table IN ({literals([target.name, shadow.name])}) AND active AND rows > 0"
+        f"SELECT partition_id, {parts.format(ours)} = {parts.format(other)}"
+        f" FROM system.parts WHERE ({ours} OR {other}) AND active AND rows > 0"
         f" AND partition_id NOT IN ({literals(touched)}) GROUP BY partition_id"
     )
     differing = sorted(str(partition) for partition, same in found if not same)
@@ -180,7 +198,7 @@ def _prove_untouched(
         # A merge moved parts or the engine was started anew. A row's partition follows from the row, so one digest
         # over all these partitions proves each of them, and that neither side has a partition of its own.
         where = f"_partition_id IN ({literals(differing)})"
-        if digest(statements, mart, target, where) != digest(statements, mart, shadow, where):
+        if digest_of(statements, columns, target, where) != digest_of(statements, columns, shadow, where):
             raise DponeError(
                 "DPONE_PROOF_FAILED",
                 f"Rows of the untouched partitions of {target.dotted} differ.",

@@ -2,7 +2,7 @@
 
 # ruff: noqa: S608 - names match ``contracts.mart.Identifier`` and are quoted; values go through ``literal``.
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dpone_dagster.contracts.mart import MartSpec, Relation, Scope
 from dpone_dagster.errors import DponeError
@@ -36,26 +36,28 @@ def touched_partitions(
     ]
 
 
-def expected_rows_sql(mart: MartSpec, target: Relation, stage: Relation, touched: Sequence[str], bucket: str) -> str:
+def expected_rows_sql(
+    columns: Sequence[str], key: Sequence[str], target: Relation, stage: Relation, touched: Sequence[str], bucket: str
+) -> str:
     """Return the query for the target's rows that stay in the touched partitions: those without a staged key.
 
     Args:
         bucket: a predicate over the key that takes its share of both sides.
     """
-    key = names(mart.key)
+    key_sql = names(key)
     return (
-        f"SELECT {names(c.name for c in mart.columns)} FROM {relation_sql(target)}"
+        f"SELECT {names(columns)} FROM {relation_sql(target)}"
         f" WHERE _partition_id IN ({literals(touched)}) AND {bucket}"
-        f" AND ({key}) NOT IN (SELECT {key} FROM {relation_sql(stage)} WHERE {bucket})"
+        f" AND ({key_sql}) NOT IN (SELECT {key_sql} FROM {relation_sql(stage)} WHERE {bucket})"
     )
 
 
-def buckets(mart: MartSpec, rows: int) -> list[str]:
+def buckets(key: Sequence[str], rows: int) -> list[str]:
     """Return predicates that cut rows by their key's hash into shares of about ``BUCKET_ROWS``, at most 32."""
     shares = min(-(-rows // BUCKET_ROWS), MAX_BUCKETS)
     if shares <= 1:
         return ["1"]
-    return [f"cityHash64({names(mart.key)}) % {shares} = {share}" for share in range(shares)]
+    return [f"cityHash64({names(key)}) % {shares} = {share}" for share in range(shares)]
 
 
 def build_shadow(
@@ -80,15 +82,63 @@ def build_shadow(
         statements.drop(shadow, leftover)
 
     touched = touched_partitions(statements, mart, target, stage, scope)
-    present = {
+    present = present_partitions(statements, target)
+    uuid = create_with_untouched(statements, target, shadow, present, touched)
+    reach("shadow.after_attach")
+    untouched = statements.rows(
+        "SELECT uniqExact(partition_id), count() FROM system.parts"
+        f" WHERE database = {literal(shadow.schema_name)} AND table = {literal(shadow.name)} AND active AND rows > 0"
+    )[0]
+
+    columns = [c.name for c in mart.columns]
+    # Where the target has nothing, nothing stays: the staged parts are the partition, by hard link. Not where there
+    # are constraints, since an attach does not check them.
+    as_is = set() if design.detail["constraints"] else set(touched) - present
+    for partition in sorted(as_is):
+        statements.run(
+            f"ALTER TABLE {relation_sql(shadow)} ATTACH PARTITION ID {literal(partition)} FROM {relation_sql(stage)}"
+        )
+    rebuilt = sorted(set(touched) - as_is)
+    staged = statements.value(f"SELECT count() FROM {relation_sql(stage)}")
+    for bucket in buckets(mart.key, staged) if rebuilt else ():
+        # Rows that stay and rows that come in one insert, for fewer parts: every later day pays for each of them.
+        statements.run(
+            f"INSERT INTO {relation_sql(shadow)} ({names(columns)})"
+            f" {expected_rows_sql(columns, mart.key, target, stage, rebuilt, bucket)} UNION ALL"
+            f" SELECT {names(columns)} FROM {relation_sql(stage)}"
+            f" WHERE _partition_id IN ({literals(rebuilt)}) AND {bucket}",
+            **BOUNDED,
+        )
+    check_uuid(statements, design)
+    return ShadowReport(
+        uuid=uuid,
+        touched_partitions=len(touched),
+        untouched_partitions=untouched[0],
+        untouched_parts=untouched[1],
+    )
+
+
+def present_partitions(statements: Statements, table: Relation) -> set[str]:
+    """Return the ids of the partitions that have an active part."""
+    return {
         str(row[0])
         for row in statements.rows(
             "SELECT DISTINCT partition_id FROM system.parts"
-            f" WHERE database = {literal(target.schema_name)} AND table = {literal(target.name)} AND active"
+            f" WHERE database = {literal(table.schema_name)} AND table = {literal(table.name)} AND active"
         )
     }
+
+
+def create_with_untouched(
+    statements: Statements, target: Relation, shadow: Relation, present: Collection[str], touched: Collection[str]
+) -> str:
+    """Create the shadow with the target's own design and its untouched partitions, by hard link; return its UUID.
+
+    Args:
+        present: the target's partitions.
+    """
     uuid = _create(statements, target, shadow)
-    if present - set(touched):
+    if set(present) - set(touched):
         try:
             _attach(statements, target, shadow)
         except DponeError:
@@ -99,40 +149,10 @@ def build_shadow(
             uuid = _create(statements, target, shadow)
             _attach(statements, target, shadow)
         # One ATTACH of everything and one DROP of the few touched costs far less than one ATTACH a partition.
-        if gone := sorted(present & set(touched)):
+        if gone := sorted(set(present) & set(touched)):
             drops = ", ".join(f"DROP PARTITION ID {literal(partition)}" for partition in gone)
             statements.run(f"ALTER TABLE {relation_sql(shadow)} {drops}")
-    reach("shadow.after_attach")
-    untouched = statements.rows(
-        "SELECT uniqExact(partition_id), count() FROM system.parts"
-        f" WHERE database = {literal(shadow.schema_name)} AND table = {literal(shadow.name)} AND active AND rows > 0"
-    )[0]
-
-    columns = names(c.name for c in mart.columns)
-    # Where the target has nothing, nothing stays: the staged parts are the partition, by hard link. Not where there
-    # are constraints, since an attach does not check them.
-    as_is = set() if design.detail["constraints"] else set(touched) - present
-    for partition in sorted(as_is):
-        statements.run(
-            f"ALTER TABLE {relation_sql(shadow)} ATTACH PARTITION ID {literal(partition)} FROM {relation_sql(stage)}"
-        )
-    rebuilt = sorted(set(touched) - as_is)
-    staged = statements.value(f"SELECT count() FROM {relation_sql(stage)}")
-    for bucket in buckets(mart, staged) if rebuilt else ():
-        # Rows that stay and rows that come in one insert, for fewer parts: every later day pays for each of them.
-        statements.run(
-            f"INSERT INTO {relation_sql(shadow)} ({columns})"
-            f" {expected_rows_sql(mart, target, stage, rebuilt, bucket)} UNION ALL"
-            f" SELECT {columns} FROM {relation_sql(stage)} WHERE _partition_id IN ({literals(rebuilt)}) AND {bucket}",
-            **BOUNDED,
-        )
-    check_uuid(statements, design)
-    return ShadowReport(
-        uuid=uuid,
-        touched_partitions=len(touched),
-        untouched_partitions=untouched[0],
-        untouched_parts=untouched[1],
-    )
+    return uuid
 
 
 def check_uuid(statements: Statements, design: PhysicalDesign) -> None:

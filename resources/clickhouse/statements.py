@@ -3,7 +3,7 @@
 # ruff: noqa: S608 - names match ``contracts.mart.Identifier`` and are quoted; values go through ``literal``.
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dpone_dagster.contracts.mart import Relation
 from dpone_dagster.errors import DponeError
-from resources.clickhouse_client import ClickHouseClient
+from resources.clickhouse_client import ClickHouseClient, mapped_errors
 from resources.dialects.clickhouse import quote, relation_sql
 
 # A user's or server's profile must not change what a statement means.
@@ -66,12 +66,31 @@ class Statements:
         self._client.command(sql, settings=self._settings(settings))
 
     def insert(self, table: Relation, rows: pa.Table) -> None:
-        """Insert an Arrow table."""
-        self._client.insert_arrow(table.name, rows, database=table.schema_name, settings=self._settings({}))
+        """Insert an Arrow table, column by column name."""
+        sink = pa.BufferOutputStream()
+        codec: Any = self._client.write_compression if self._client.write_compression in ("lz4", "zstd") else None
+        with pa.ipc.new_file(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+            writer.write_table(rows)
+        block: Any = sink.getvalue()
+        # Quoted here: the client's own insert_arrow takes a dot or a quote in a name for syntax.
+        self._client.raw_insert(
+            relation_sql(table),
+            [quote(name) for name in rows.column_names],
+            block,
+            fmt="Arrow",
+            settings=self._settings({}),
+        )
 
     def arrow(self, sql: str, **settings: Any) -> pa.Table:
         """Return the rows of a query as an Arrow table."""
         return self._client.query_arrow(sql, settings=self._settings(settings), use_strings=True)
+
+    def stream(self, sql: str) -> Iterator[pa.RecordBatch]:
+        """Stream a query's rows in the engine's blocks; abandoning the iterator ends the query."""
+        settings = self._settings({**BOUNDED, "output_format_arrow_date_as_uint16": 0})
+        with mapped_errors(), self._client.query_arrow_stream(sql, settings=settings, use_strings=True) as blocks:
+            for block in blocks:
+                yield from block.to_batches() if isinstance(block, pa.Table) else (block,)
 
     def find_uuid(self, table: Relation) -> str | None:
         """Return the UUID of the table of that name; None when there is none."""

@@ -35,13 +35,15 @@ def set_digest_sql(columns: Sequence[Column], relation_sql: str, where_sql: str 
         relation_sql: a quoted relation or a parenthesised query.
         where_sql: which of its rows.
     """
-    # UInt64 arithmetic wraps, which is the sum modulo 2**64; reinterpret reads little-endian, hence reverse.
+    # UInt64 arithmetic wraps, which is the sum modulo 2**64; reinterpret reads little-endian, hence reverse. In WHERE
+    # an alias hides the column of its name, so it has one that no business column has.
     lanes = ", ".join(
-        f"sumWithOverflow(reinterpretAsUInt64(reverse(substring(h, {1 + 8 * i}, 8)))) AS l{i}" for i in range(4)
+        f"sumWithOverflow(reinterpretAsUInt64(reverse(substring(__dpone__h, {1 + 8 * i}, 8)))) AS l{i}"
+        for i in range(4)
     )
     return (
         f"SELECT count() AS rows, {lanes} FROM"  # noqa: S608 - names are quoted
-        f" (SELECT SHA256({row_text_sql(columns)}) AS h FROM {relation_sql} WHERE {where_sql})"
+        f" (SELECT SHA256({row_text_sql(columns)}) AS __dpone__h FROM {relation_sql} WHERE {where_sql})"
     )
 
 

@@ -60,7 +60,11 @@ def test_a_mart_is_a_daily_asset_with_its_gates_and_tests(defs: dg.Definitions) 
         "source_data/carriers",
         "source_data/airports",
     }
-    assert {key.to_user_string() for key in node.child_keys} == {"daily_carrier_delays", "weekly_departures"}
+    assert {key.to_user_string() for key in node.child_keys} == {
+        "daily_carrier_delays",
+        "weekly_departures",
+        "carrier_punctuality",
+    }
     checks = [graph.get(key) for key in sorted(node.check_keys, key=lambda k: CHECKS.index(k.name))]
     assert [check.key.name for check in checks] == CHECKS
     assert all(check.blocking and check.partitions_def == node.partitions_def for check in checks)

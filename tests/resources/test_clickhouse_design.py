@@ -384,3 +384,13 @@ def test_every_refusal_says_what_to_do() -> None:
     codes = [code for code in CODES if code.startswith("DPONE_TARGET_")]
     assert len(codes) >= 14
     assert all(CODES[code].next_step and CODES[code].meaning for code in codes)
+
+
+def test_a_key_of_one_column(clickhouse: ClickHouseClient, ch_database: str) -> None:
+    case = Case(client=clickhouse, database=ch_database)
+    case.mart = case.mart.model_copy(update={"key": ("at",)})
+    case.publisher.create_target(case.mart)
+    case.publisher.check_design(case.mart, case.design())
+    with pytest.raises(DponeError) as refused:
+        case.publisher.check_design(case.mart.model_copy(update={"key": ("at", "id")}), case.design())
+    assert refused.value.code == "DPONE_TARGET_KEY"

@@ -192,8 +192,8 @@ def test_buckets_change_nothing(
     clickhouse: ClickHouseClient, ch_database: str, monkeypatch: pytest.MonkeyPatch, bucket_rows: int
 ) -> None:
     monkeypatch.setattr(shadows, "BUCKET_ROWS", bucket_rows)
-    assert len(shadows.buckets(_case(clickhouse, ch_database).mart, 30)) == (5 if bucket_rows == 7 else 1)
-    assert len(shadows.buckets(_case(clickhouse, ch_database).mart, 10**9)) == 32
+    assert len(shadows.buckets(_case(clickhouse, ch_database).mart.key, 30)) == (5 if bucket_rows == 7 else 1)
+    assert len(shadows.buckets(_case(clickhouse, ch_database).mart.key, 10**9)) == 32
     case = _case(clickhouse, ch_database)
     design = case.create(OLD)
     case.staged(AFTER)

@@ -1,0 +1,82 @@
+"""From a process of a manifest to a plan: every SQL file read and judged, hooks in order, one digest over it all."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpone_dagster import __version__
+from dpone_dagster.contracts.canonical import sha256_of
+from dpone_dagster.governance.hooks import build_hooks, sql_dependency
+from dpone_dagster.governance.load import LoadPlan
+from dpone_dagster.governance.manifest import CustomSqlGate, Gate, Process, SqlText
+from dpone_dagster.governance.sql_guard import require_reading
+
+SCHEMA = "dpone.load-plan.v1"
+
+
+def plan_load(
+    process: Process, *, manifest: Path | None, root: Path, dialects: Mapping[str, str], shown: str = ""
+) -> LoadPlan:
+    """Plan one load; touches files and no engine.
+
+    Args:
+        process: the validated process.
+        manifest: the manifest's file, beside which SQL files lie; None for Python data, beside ``root`` then.
+        root: the project's folder, which no file may lie outside of.
+        dialects: ``source`` and ``sink`` -> the dialect of that side's SQL; a Python asset has no source.
+        shown: what messages call the manifest.
+
+    Raises:
+        DponeError: DPONE_SQL_FILE, DPONE_SQL_NOT_READING, DPONE_HOOK_*.
+    """
+    folder = manifest.parent if manifest else root
+    hooks = build_hooks(process, root=root, manifest_dir=folder, dialects=dialects)
+    hashes: dict[str, str] = {}
+    files = {file.path: file.sha256 for file in hooks.dependencies}
+
+    def read(part: SqlText | CustomSqlGate, *, where: str, side: str) -> str:
+        body = sql_dependency(part, root=root, manifest_dir=folder, where=where)
+        require_reading(body.sql.replace("{{ relation }}", "dpone_relation"), dialects[side])
+        hashes[where] = body.sha256
+        if body.file:
+            files[body.file.path] = body.file.sha256
+        return body.sql
+
+    def gate_of(gate: Gate) -> Gate:
+        if not isinstance(gate, CustomSqlGate):
+            return gate
+        # What is judged on the target's side are the staged rows, in the sink's engine.
+        side = "source" if gate.side == "source" else "sink"
+        sql = read(gate, where=f"quality.gates.{gate.id}", side=side)
+        return gate.model_copy(update={"sql": sql, "sql_file": None})
+
+    source, quality = process.source, process.quality
+    query = source.options.query
+    if query is not None:
+        text = SqlText(sql=read(query, where="source.options.query", side="source"))
+        source = source.model_copy(update={"options": source.options.model_copy(update={"query": text})})
+    quality = quality.model_copy(update={"gates": tuple(gate_of(gate) for gate in quality.gates)})
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "dpone": __version__,
+        "process": _without_sql(process.as_json()),
+        "hooks": hooks.as_json(),
+        "sql": hashes,
+        "files": files,
+        "dialects": dict(dialects),
+    }
+    return LoadPlan(
+        manifest=shown,
+        process=process,
+        resolved=process.model_copy(update={"source": source, "quality": quality}),
+        hooks=hooks,
+        sha256=sha256_of(document),
+        document=document,
+    )
+
+
+def _without_sql(value: Any) -> Any:
+    """Leave SQL out of what is shown; the digests stand for it."""
+    if isinstance(value, dict):
+        return {name: _without_sql(each) for name, each in value.items() if name not in ("sql", "sql_file", "hooks")}
+    return [_without_sql(each) for each in value] if isinstance(value, list) else value

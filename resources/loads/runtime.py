@@ -1,0 +1,186 @@
+"""Governed loads wired together for one runtime: what the command line, Dagster and Python programs all start from."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from dpone_dagster.contracts.mart import Scope
+from dpone_dagster.errors import DponeError
+from dpone_dagster.governance import native_guard
+from dpone_dagster.governance.gate_runner import find_providers
+from dpone_dagster.governance.hooks import providers, run_phase
+from dpone_dagster.governance.load import LoadPlan, LoadPorts, LoadReport
+from dpone_dagster.governance.load_plan import plan_load
+from dpone_dagster.governance.load_ports import (
+    HookContext,
+    HookProvider,
+    HookStep,
+    LoadSourcePort,
+    SchemaGateHandler,
+    SqlRunner,
+)
+from dpone_dagster.governance.load_run import run_load
+from dpone_dagster.governance.loader import LoadedManifest, load_manifest, parse_manifest
+from dpone_dagster.governance.manifest import Process
+from dpone_dagster.ports import ProgressPort, RunIdentity
+from resources.loads.asset_rows import AssetLoadSource
+from resources.loads.audit import ClickHouseAudit
+from resources.loads.clickhouse_sink import ClickHouseDirectSink, ClickHouseStagedSink
+from resources.loads.hook_providers import BUILTINS
+from resources.loads.sources import ClickHouseLoadSource, PostgresLoadSource
+from resources.loads.sql_runners import ClickHouseRunner, PostgresRunner
+from resources.runtime import Runtime
+
+# The dialect of each kind of source in the embedded profile, where PostgreSQL stands in for SQL Server.
+_DIALECTS = {"sqlserver": "postgres", "mssql": "postgres", "clickhouse": "clickhouse"}
+
+
+def project_root(manifest: Path) -> Path:
+    """Return the repository that a manifest lies in: the nearest folder above it with a .git or a pyproject.toml."""
+    folder = manifest.absolute().parent
+    for root in (folder, *folder.parents):
+        if (root / ".git").exists() or (root / "pyproject.toml").is_file():
+            return root
+    return folder
+
+
+def read_manifest(path: Path) -> LoadedManifest:
+    """Read and validate a manifest; touches no engine."""
+    return load_manifest(path, root=project_root(path))
+
+
+def plan(loaded: LoadedManifest, process: Process, *, root: Path | None = None) -> LoadPlan:
+    """Plan one process of a manifest for the embedded profile; touches files and no engine.
+
+    Raises:
+        DponeError: DPONE_CONNECTION_UNKNOWN, and what ``plan_load`` refuses.
+    """
+    for side in (process.source, process.sink):
+        if side.connection_id is not None:
+            raise DponeError(
+                "DPONE_CONNECTION_UNKNOWN",
+                f"{process.name}: the embedded profile has no connection {side.connection_id}.",
+                field="connection_id",
+            )
+    if process.sink.physical_design.storage.clickhouse.cluster is not None:
+        raise DponeError("DPONE_CLUSTER_UNAVAILABLE", f"{process.name}: the embedded ClickHouse is no cluster.")
+    dialects = {"sink": "clickhouse"}
+    if process.source.type in _DIALECTS:
+        dialects["source"] = _DIALECTS[process.source.type]
+    if root is None:
+        root = project_root(loaded.path) if loaded.path else Path.cwd()
+    return plan_load(process, manifest=loaded.path, root=root, dialects=dialects, shown=loaded.shown)
+
+
+def plan_manifest(path: Path, *, selector: str | None = None) -> LoadPlan:
+    """Read a manifest and plan one of its processes; the only one without a selector."""
+    loaded = read_manifest(path)
+    return plan(loaded, loaded.process(selector))
+
+
+def plan_data(data: Mapping[str, Any], *, selector: str | None = None, root: Path | None = None) -> LoadPlan:
+    """Plan one process of a manifest that is given as Python data."""
+    loaded = parse_manifest(data)
+    return plan(loaded, loaded.process(selector), root=root)
+
+
+class Loads:
+    """Governed loads of one runtime.
+
+    Args:
+        runtime: engines and journal.
+        schema_gate: who evaluates ``schema`` gates; this layer knows no pandera.
+    """
+
+    def __init__(self, runtime: Runtime, *, schema_gate: SchemaGateHandler) -> None:
+        self.runtime = runtime
+        self._schema_gate = schema_gate
+
+    def ports(self, loading: LoadPlan, *, rows: object = None, progress: ProgressPort | None = None) -> LoadPorts:
+        """What a load needs.
+
+        Args:
+            rows: what a Python asset hands over; see ``AssetLoadSource``.
+        """
+        runtime = self.runtime
+        client = runtime.clickhouse
+
+        def source(process: Process) -> LoadSourcePort:
+            if process.source.type == "asset":
+                if rows is None:
+                    raise DponeError(
+                        "DPONE_SOURCE_ABSENT", f"{process.name} is loaded by the asset that hands its rows over."
+                    )
+                return AssetLoadSource(rows)
+            if process.source.type == "clickhouse":
+                return ClickHouseLoadSource(client, f"dpone-source-{process.name[:40]}-")
+            return PostgresLoadSource(conninfo=runtime.engines.pg.conninfo, uri=runtime.engines.pg.uri)
+
+        return LoadPorts(
+            journal=runtime.journal.loads,
+            source=source,
+            sink=lambda prefix: ClickHouseStagedSink(client, query_prefix=prefix),
+            legacy=lambda prefix: ClickHouseDirectSink(client, query_prefix=prefix),
+            audit=ClickHouseAudit(client, query_prefix="dpone-audit-"),
+            runners=self.runners,
+            hook_providers=hook_providers,
+            gate_providers=find_providers(loading.process.quality.gates),
+            schema_gate=self._schema_gate,
+            policy=runtime.policy,
+            progress=progress or runtime.progress,
+        )
+
+    def runners(self, process: Process) -> Mapping[str, SqlRunner]:
+        """The engines that run the hooks of a process, by connector."""
+        engines = self.runtime.engines
+        clickhouse = ClickHouseRunner(engines.clickhouse, prefix="dpone-hook-")
+        found: dict[str, SqlRunner] = {"sink": clickhouse}
+        if process.source.type == "clickhouse":
+            found["source"] = clickhouse
+        elif process.source.type != "asset":
+            found["source"] = PostgresRunner(engines.pg.conninfo)
+        return found
+
+    def run(
+        self,
+        loading: LoadPlan,
+        *,
+        scope: Scope | None,
+        identity: RunIdentity,
+        replay: bool = True,
+        rows: object = None,
+        elsewhere: frozenset[str] = frozenset(),
+        progress: ProgressPort | None = None,
+    ) -> LoadReport:
+        """Run one load; see ``run_load``."""
+        ports = self.ports(loading, rows=rows, progress=progress)
+        return run_load(ports, loading, scope=scope, identity=identity, replay=replay, elsewhere=elsewhere)
+
+    def run_hooks(
+        self, loading: LoadPlan, phase: str, *, hook_id: str | None, dry_run: bool, run_id: str
+    ) -> tuple[HookStep, ...]:
+        """Run (or, dry, only name) the hooks of one phase outside a load."""
+        hooks = loading.hooks.phase(phase)
+        context = HookContext(process=loading.process.name, run_id=run_id)
+        return run_phase(
+            hooks,
+            runners={} if dry_run else self.runners(loading.process),
+            providers={} if dry_run else hook_providers(loading.hooks.types, context),
+            only=hook_id,
+            dry_run=dry_run,
+        )
+
+    def guard(self, loading: LoadPlan) -> native_guard.GuardView | None:
+        """What is known of a process's guard."""
+        return native_guard.show(self.ports(loading), loading)
+
+    def clear_guard(
+        self, loading: LoadPlan, *, identity: RunIdentity, reason: str, word: native_guard.Word | None
+    ) -> native_guard.GuardView:
+        """Clear a guard; see ``native_guard.clear``."""
+        return native_guard.clear(self.ports(loading), loading, identity=identity, reason=reason, word=word)
+
+
+def hook_providers(types: Collection[str], context: HookContext) -> Mapping[str, HookProvider]:
+    """Make the providers of the given hook types."""
+    return providers(types, context=context, builtins=BUILTINS)
