@@ -321,14 +321,15 @@ def _tally(results: dict[str, str] | None, good: str) -> str:
 
 @app.command()
 def status(format_: FormatOption = Format.text) -> None:
-    """What each mart has published, and what is open or failed."""
+    """What each mart has published and each manifest has loaded, and what is open, failed or guarded."""
     from resources.runtime import Runtime
 
     with _refusals(format_):
         runtime = Runtime.open()
         marts = report.status(runtime.journal, runtime.marts.values())
+        loads = report.loads(runtime.journal.loads)
         if format_ is Format.json:
-            print_json({"marts": marts})
+            print_json({"marts": marts, "loads": loads})
             return
         table = Table(box=None, pad_edge=False)
         for name in ("mart", "days", "first", "last", "rows", "generation", "needs attention"):
@@ -351,6 +352,9 @@ def status(format_: FormatOption = Format.text) -> None:
                 "\n".join(trouble[:5]) + more or "[green]nothing[/]",
             )  # fmt: skip
         out.print(table)
+        if loads:
+            out.print()
+            cli_loads.print_status(loads)
 
 
 @app.command()
@@ -442,9 +446,10 @@ def takeover(
     reason: Annotated[str, typer.Option("--reason", help="Why; it is kept in the journal.")],
     format_: FormatOption = Format.text,
 ) -> None:
-    """End the sessions of a run that hangs on a mart's day; the next run of the day then settles what it left.
+    """End the sessions of a run that hangs on a mart's day, or on a load; the next run then settles what it left.
 
-    Needs membership in the database role for takeovers. It is logged. It changes no data by itself.
+    A load that has no day is named by the UTC day on which it runs. Needs membership in the database role for
+    takeovers. It is logged. It changes no data by itself.
     """
     from resources.runtime import Runtime
 

@@ -244,6 +244,27 @@ def _tally(report: LoadReport) -> str:
     return f"[{'green' if passed == total else 'yellow'}]{passed}/{total}[/]"
 
 
+def print_status(loads: list[dict[str, Any]]) -> None:
+    """Print one line a process: its last load, what is accepted, and what needs attention."""
+    table = _table("load", "target", "last", "rows", "accepted", "needs attention")
+    for load in loads:
+        accepted = load["watermark"] or (f"{load['accepted_at']:%Y-%m-%d %H:%M}" if load["accepted_at"] else "-")
+        if load["days_loaded"]:
+            accepted = f"{load['days_loaded']} days, {load['first_day']} to {load['last_day']}"
+        trouble = f"[yellow]guard: {load['guard']}[/]" if load["guard"] else ""
+        if load["state"] != "COMPLETE":
+            trouble = " ".join(each for each in (trouble, f"[red]{load['failure_code'] or load['state']}[/]") if each)
+        table.add_row(
+            f"[bold]{load['process']}[/]",
+            load["target"],
+            load["day"] or f"{load['at']:%Y-%m-%d %H:%M}",
+            number(load["rows"]),
+            accepted,
+            trouble or "[green]nothing[/]",
+        )
+    out.print(table)
+
+
 _STATES = {"unchanged": "unchanged", "changed": "changed", "unknown": "not known"}
 
 

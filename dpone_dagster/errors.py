@@ -206,7 +206,7 @@ _code(
 _code(
     "DPONE_MART_LOCKED",
     "Another session kept a lock on the mart's table until the deadline.",
-    "End the other writer, then materialize the partition again.",
+    "End the other writer, then run it again.",
 )
 _code(
     "DPONE_MART_NOT_A_TABLE",
@@ -293,12 +293,12 @@ _code(
 _code(
     "DPONE_CANCELLED",
     "The run was interrupted at a safe boundary.",
-    "Materialize the partition again; the next run restores or finishes what this one left.",
+    "Run it again; the next run restores or finishes what this one left.",
 )
 _code(
     "DPONE_COMMIT_UNKNOWN",
     "The outcome of a boundary could not be established, so nothing was assumed.",
-    "Bring the named engine back and materialize the partition again, or run `dpone explain MART DAY`.",
+    "Bring the named engine back and run it again, or run `dpone explain MART DAY`.",
 )
 _code(
     "DPONE_FENCED",
@@ -328,7 +328,7 @@ _code(
 _code(
     "DPONE_LEASE_LOST",
     "The worker's lock session ended, so somebody else may be working now.",
-    "Materialize the partition again; the next run reconciles what this one left.",
+    "Run it again; the next run reconciles what this one left.",
 )
 _code(
     "DPONE_LOCK_DEADLINE",
@@ -338,7 +338,7 @@ _code(
 _code(
     "DPONE_OPERATION_EXISTS",
     "An operation of exactly this identity was admitted before.",
-    "Materialize the partition again, so that a new revision or replacement is planned.",
+    "Run it again, so that a new revision or replacement is planned.",
 )
 _code(
     "DPONE_OPERATION_HELD",
@@ -348,7 +348,7 @@ _code(
 _code(
     "DPONE_OPERATION_OPEN",
     "The mart has an unfinished operation; nothing new is admitted before it is reconciled.",
-    "Materialize the named day again, or run `dpone explain MART DAY`.",
+    "Run the named day again, or run `dpone explain MART DAY`.",
 )
 _code(
     "DPONE_TAKEOVER_FORBIDDEN",
@@ -365,7 +365,7 @@ _code(
 _code(
     "DPONE_ARTIFACT_CONFLICT",
     "The artifact store holds a different object under the same key; nothing was overwritten.",
-    "Materialize the partition again: a new attempt writes under a prefix of its own.",
+    "Run it again: a new attempt writes under a prefix of its own.",
 )
 _code(
     "DPONE_ARTIFACT_CORRUPT",
@@ -385,7 +385,7 @@ _code(
 _code(
     "DPONE_ARTIFACT_NO_SPACE",
     "The artifact store's disk has not enough room; nothing half-written is left.",
-    "Free space or lower the policy's artifact_free_bytes, then materialize the partition again.",
+    "Free space or lower the policy's artifact_free_bytes, then run it again.",
 )
 _code(
     "DPONE_ARTIFACT_SCHEMA",
@@ -402,18 +402,17 @@ _code(
 _code(
     "DPONE_GENERATION_GONE",
     "The generation that was published is no longer in the database.",
-    "Materialize the partition again; `dpone explain MART DAY` names the generation.",
+    "Run it again; `dpone explain MART DAY` names the generation.",
 )
 _code(
     "DPONE_PROOF_FAILED",
     "The shadow is not exactly what the target plus the staged rows should be; nothing was exchanged.",
-    "Find who writes to the target or to its scratch tables, then materialize the partition again: the "
-    "shadow is built anew.",
+    "Find who writes to the target or to its scratch tables, then run it again: the shadow is built anew.",
 )
 _code(
     "DPONE_STAGE_MISMATCH",
     "The staged rows are not the rows of the after image.",
-    "Materialize the partition again; if it repeats, run `dpone explain MART DAY --format json` and report it.",
+    "Run it again; if it repeats, run `dpone explain MART DAY --format json` and report it.",
 )
 _code(
     "DPONE_TABLE_REPLACED",
@@ -443,13 +442,12 @@ _code(
 _code(
     "DPONE_TARGET_DESIGN_CHANGED",
     "The target's physical design changed while its next generation was being built.",
-    "Wait for the change of the table to end, then materialize the partition again.",
+    "Wait for the change of the table to end, then run it again.",
 )
 _code(
     "DPONE_TARGET_DIVERGED",
     "The target holds rows of the day that the mart never published.",
-    "Find who wrote them; restore the day in the target or delete the strangers' rows, then materialize "
-    "the partition again.",
+    "Find who wrote them; restore the day in the target or delete the strangers' rows, then run it again.",
 )
 _code(
     "DPONE_TARGET_ENGINE",
@@ -469,7 +467,7 @@ _code(
 _code(
     "DPONE_TARGET_MUTATION_PENDING",
     "The target has a mutation or lightweight update that is not finished.",
-    "Wait for it, apply the patches or kill the mutation, then materialize the partition again.",
+    "Wait for it, apply the patches or kill the mutation, then run it again.",
 )
 _code(
     "DPONE_TARGET_NOT_A_TABLE",
@@ -643,7 +641,7 @@ _code(
 _code(
     "DPONE_PARTITION_NOT_PUBLISHED",
     "The partition has never been published.",
-    "Materialize the mart's partition first.",
+    "Publish the day first: materialize its partition, or use `dpone run`.",
 )
 _code(
     "DPONE_PUBLISHED_ROWS_DIFFER",
@@ -661,17 +659,17 @@ _code(
 _code(
     "DPONE_DBT_TEST_NOT_RUN",
     "A dbt test did not run although the SQL day was committed; ClickHouse was not touched.",
-    "Materialize the partition again: the day is restored, rebuilt and tested.",
+    "Run it again: the day is restored, rebuilt and tested.",
 )
 _code(
     "DPONE_EXCHANGE_NOT_DONE",
     "EXCHANGE TABLES was refused and the UUID map proves that nothing was swapped.",
-    "Materialize the partition again; the next run proves the shadow anew or rebuilds it.",
+    "Run it again; the next run proves the shadow anew or rebuilds it.",
 )
 _code(
     "DPONE_MUTATION_FAILED",
     "The SQL mutation did not commit; the mart is as it was.",
-    "Run `dbt build` on the model to see the error, correct it, and materialize the partition again.",
+    "Run `dbt build` on the model to see the error, correct it, and run it again.",
 )
 _code(
     "DPONE_QUALITY_GATES_FAILED",
@@ -682,22 +680,22 @@ _code("DPONE_RANGE_EMPTY", "The range of days is empty.", "Give --from and --to 
 _code(
     "DPONE_RUN_LOST",
     "The run that worked on the operation ended without closing it.",
-    "Materialize the partition again.",
+    "Run it again.",
 )
 _code(
     "DPONE_SHADOW_LOST",
     "The proven shadow is gone, so there is nothing to exchange.",
-    "Materialize the partition again; it is rebuilt.",
+    "Run it again; it is rebuilt.",
 )
 _code(
     "DPONE_TARGET_CHANGED_AFTER_EXCHANGE",
     "After the exchange the target no longer has the physical design that was proven.",
-    "Find out who altered the table, put its design back, and materialize the partition again.",
+    "Find out who altered the table, put its design back, and run it again.",
 )
 _code(
     "DPONE_UNEXPECTED",
     "Something that is no refusal stopped the run; the journal has the operation's state.",
-    "Materialize the partition again; report it if it happens twice.",
+    "Run it again; report it if it happens twice.",
 )
 _code(
     "DPONE_UTC_NOT_ASSURED",
@@ -717,7 +715,7 @@ _code(
 _code(
     "DPONE_NOT_HELD",
     "No live run holds what was to be taken over.",
-    "Just materialize the partition again; it settles what an earlier run left.",
+    "Just run it again; it settles what an earlier run left.",
 )
 
 # Governed loads: the journal and the lifecycle

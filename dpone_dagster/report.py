@@ -11,6 +11,7 @@ from dpone_dagster.contracts.documents import SealedArtifactManifest
 from dpone_dagster.contracts.mart import MartSpec, Scope
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.errors import CODES, DponeError
+from dpone_dagster.governance.load_ports import LoadJournalPort
 from dpone_dagster.journal.facts import Facts
 from dpone_dagster.journal.graph import FORWARD_ONLY, TERMINAL, State
 from dpone_dagster.ports import AnalyticsPort, ArtifactStorePort, JournalPort, OperationRecord, SourcePort
@@ -42,6 +43,35 @@ def status(journal: JournalPort, marts: Iterable[MartSpec]) -> list[dict[str, An
             }
         )
     return report
+
+
+def loads(journal: LoadJournalPort) -> list[dict[str, Any]]:
+    """Return one object a process that was ever loaded: its last load, what is accepted, and what is guarded."""
+    found = []
+    for name in journal.processes():
+        last, guard, checkpoint = journal.last_load(name), journal.guard(name), journal.checkpoint(name)
+        assert last is not None
+        days = journal.loaded_days(name)
+        found.append(
+            {
+                "process": name,
+                "target": last.target,
+                "strategy": last.strategy,
+                "state": str(last.state),
+                "day": last.scope.key if last.scope else None,
+                "rows": None if last.state is State.FAILED_PRE_COMMIT else last.facts.get("staged_rows"),
+                "load_id": last.load_id,
+                "at": last.updated_at,
+                "failure_code": last.facts.get("failure_code") if last.state is not State.COMPLETE else None,
+                "guard": str(guard.status) if guard else None,
+                "watermark": checkpoint.watermark if checkpoint else None,
+                "accepted_at": checkpoint.moved_at if checkpoint else None,
+                "days_loaded": len(days),
+                "first_day": days[0].scope.key if days else None,
+                "last_day": days[-1].scope.key if days else None,
+            }
+        )
+    return found
 
 
 def _brief(operation: OperationRecord) -> dict[str, Any]:
@@ -110,7 +140,7 @@ def next_step(journal: JournalPort, mart: MartSpec, operations: list[OperationRe
     if latest.state in TERMINAL:
         return (
             f"ClickHouse is unchanged by this operation ({Facts.of(latest).failure_code}). Correct the cause, then"
-            " materialize the partition again: the run restores the SQL day and rebuilds it."
+            " run it again: the run restores the SQL day and rebuilds it."
         )
     if latest.state in FORWARD_ONLY:
         return (
@@ -120,7 +150,7 @@ def next_step(journal: JournalPort, mart: MartSpec, operations: list[OperationRe
     if latest.state is State.COMMIT_UNKNOWN:
         return CODES["DPONE_COMMIT_UNKNOWN"].next_step
     return (
-        "A run works on it, or was lost. If no run is alive, materialize the partition again; if one hangs, end it"
+        "A run works on it, or was lost. If no run is alive, run it again; if one hangs, end it"
         f" with `dpone takeover {mart.name} {latest.scope.key}` first."
     )
 

@@ -219,12 +219,19 @@ class Runtime:
         )
 
     def takeover(self, mart: str, scope: Scope, *, reason: str) -> dict[str, Any]:
-        """End the sessions of the run that holds a mart's day.
+        """End the sessions of the run that holds a mart's day, or a load's.
+
+        Args:
+            mart: the mart, or the process of a manifest.
+            scope: the day; of a load that has none, the UTC day on which it runs.
 
         Raises:
             DponeError: DPONE_NOT_HELD when no live run works on that day; DPONE_TAKEOVER_FORBIDDEN.
         """
-        holder = self.journal.holder(f"mart:{self.mart(mart).name}")
+        if mart not in self.marts and mart in self.journal.loads.processes():
+            holder = self.journal.holder(f"load:{mart}")
+        else:
+            holder = self.journal.holder(f"mart:{self.mart(mart).name}")
         if holder is None or holder.scope != scope:
             raise DponeError("DPONE_NOT_HELD", f"No live run works on {mart} {scope.key}.")
         self.journal.end_worker(holder.worker_id, reason=reason)

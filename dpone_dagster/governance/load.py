@@ -118,6 +118,7 @@ class LoadReport:
     error_code: str | None = None
     target_state: str = "unchanged"
     extracted_rows: int = 0
+    extracted_bytes: int = 0
     staged_rows: int = 0
     window: Window | None = None
     source_snapshot: bool | None = None
@@ -196,6 +197,7 @@ def summary(report: LoadReport) -> dict[str, Any]:
             "action": report.action,
             "boundary": report.boundary,
             "extracted_rows": report.extracted_rows,
+            "extracted_bytes": report.extracted_bytes,
             "staged_rows": report.staged_rows,
             "target_rows": finalized.target_rows if finalized else None,
             "rows_replaced": finalized.rows_replaced if finalized else None,

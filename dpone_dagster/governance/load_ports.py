@@ -548,6 +548,9 @@ class LoadJournalPort(Protocol):
     def open_load(self, process: str) -> LoadRecord | None:
         """The load of a process that is in no terminal state; at most one."""
 
+    def processes(self) -> list[str]:
+        """The names of all processes that were ever loaded."""
+
     def load(self, load_id: str) -> LoadRecord | None: ...
     def last_load(self, process: str) -> LoadRecord | None: ...
     def loads(self, process: str, *, limit: int = 20) -> list[LoadRecord]:

@@ -276,6 +276,7 @@ class LoadRoute(ABC):
         for batch in self._session.read():
             self._attempt.cancel.check()
             self.report.extracted_rows += batch.num_rows
+            self.report.extracted_bytes += batch.nbytes
             self._ports.progress.rows(self.report.extracted_rows)
             yield batch
 
@@ -536,7 +537,12 @@ class StagedRoute(LoadRoute):
                 epoch=self._load.fencing_epoch,
             )
             self.report.staged_rows = rows
-            step.details.update(staged_rows=rows, extracted_rows=self.report.extracted_rows)
+            step.details.update(
+                staged_rows=rows,
+                extracted_rows=self.report.extracted_rows,
+                # Arrow's size of the rows on their way; what the engine keeps is compressed.
+                extracted_bytes=self.report.extracted_bytes,
+            )
         self._keep(staged=plain(asdict(self._staged)), staged_rows=rows, extracted_rows=self.report.extracted_rows)
         reach("load.staged")
 
@@ -712,6 +718,7 @@ class LegacyRoute(LoadRoute):
                     governance_finalization="legacy_post_finalize",
                     inserted_rows=self.report.finalized.rows,
                     extracted_rows=self.report.extracted_rows,
+                    extracted_bytes=self.report.extracted_bytes,
                 )
             self._load = self._journal.transition(
                 self._load,

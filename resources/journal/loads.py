@@ -206,6 +206,11 @@ class SqlLoadJournal:
         found = self._sessions.read(lambda c: _loads(c, t.load.c.process == process, _OPEN))
         return found[0] if found else None
 
+    def processes(self) -> list[str]:
+        """The names of all processes that were ever loaded."""
+        query = sa.select(t.load.c.process).distinct().order_by(t.load.c.process)
+        return self._sessions.read(lambda c: list(c.scalars(query)))
+
     def load(self, load_id: str) -> LoadRecord | None:
         """One load."""
         found = self._sessions.read(lambda c: _loads(c, t.load.c.load_id == load_id))

@@ -603,7 +603,11 @@ class ClickHouseDirectSink:
             raise DponeError("DPONE_ROW_IDENTITY_UNSUPPORTED", "A load without staging computes no __dpone__row_id.")
         design = read_design(self._statements, _target(process))
         if design is None:
-            raise DponeError("DPONE_TARGET_ABSENT", f"Target {process.sink.table.dotted} does not exist.")
+            raise DponeError(
+                "DPONE_TARGET_ABSENT",
+                f"Target {process.sink.table.dotted} does not exist.",
+                next_step="Create the table; a load without staging does not.",
+            )
         if design.engine.endswith("View") or design.engine == "Dictionary":
             raise DponeError("DPONE_TARGET_NOT_A_TABLE", f"Target {process.sink.table.dotted} is a {design.engine}.")
         check_columns(design, _direct_columns(process, columns))

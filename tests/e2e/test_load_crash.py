@@ -4,9 +4,13 @@ The strategy is append over a watermark: a row that was loaded twice, or lost, w
 """
 
 import json
+import os
 import signal
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dpone_dagster.faults import BOUNDARIES
@@ -77,3 +81,53 @@ def test_a_killed_load_is_settled_without_losing_or_doubling_a_row(case: Case, b
     assert set(case.journal()) <= {"COMPLETE", "FAILED_PRE_COMMIT"}
     assert case.journal()[-1] == "COMPLETE"
     assert case.calls() == ["post", "post"]
+
+
+@pytest.mark.parametrize("boundary", ["load.staged", "load.before_finalize"])
+def test_a_stopped_load_is_overtaken_and_its_late_exchange_finds_no_table(case: Case, boundary: str) -> None:
+    case.plan()
+    stopped = dpone("run", str(case.path), "--format", "json", fault=f"{boundary}:stop", wait=False)
+    try:
+        process = psutil.Process(stopped.pid)
+        deadline = time.monotonic() + 120
+        while process.status() != psutil.STATUS_STOPPED:
+            assert stopped.poll() is None, stopped.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        refused = json.loads(dpone("run", str(case.path), "--format", "json").stdout)["result"]
+        assert refused["error_code"] == "DPONE_OPERATION_HELD"
+        assert refused["details"]["pid"] == stopped.pid
+        today = datetime.now(UTC).date().isoformat()
+        taken = dpone("takeover", case.name, today, "--reason", "test", "--format", "json")
+        assert taken.returncode == 0, taken.stdout
+        if boundary == "load.before_finalize":
+            assert case.guard() == "armed"
+            cleared = dpone("guard", "clear", str(case.path), "--reason", "it is stopped", "--format", "json")
+            assert cleared.returncode == 0, cleared.stdout
+        finished = dpone("run", str(case.path), "--format", "json")
+        assert finished.returncode == 0, finished.stdout
+        assert case.target() == expected()
+        uuid = case.target_uuid()
+
+        os.kill(stopped.pid, signal.SIGCONT)
+        out, err = stopped.communicate(timeout=120)
+        assert stopped.returncode == 1, (out, err)
+        assert json.loads(out)["result"]["error_code"] in (
+            "DPONE_LEASE_LOST",
+            "DPONE_FENCED",
+            "DPONE_TARGET_OUTCOME_UNKNOWN",
+        )
+        assert (case.target(), case.target_uuid()) == (expected(), uuid)
+        assert (case.guard(), case.scratch(), case.checkpoint()) == (None, [], "10")
+        assert case.journal()[-1] == "COMPLETE"
+    finally:
+        if stopped.poll() is None:
+            stopped.kill()
+
+
+def test_status_says_what_is_loaded_and_what_is_guarded(case: Case) -> None:
+    case.plan()
+    dpone("run", str(case.path), fault="load.before_finalize:kill")
+    loads = json.loads(dpone("status", "--format", "json").stdout)["loads"]
+    (mine,) = (load for load in loads if load["process"] == case.name)
+    assert (mine["state"], mine["guard"], mine["watermark"]) == ("COMMITTING", "armed", "6")
