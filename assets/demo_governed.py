@@ -35,7 +35,8 @@ def main() -> int:
         (["run", manifest, "--selector", "carrier_days"], 0, "Procedure, staging, four gates, acceptance, exchange."),
         (["run", manifest, "--selector", "carrier_days_fresh"], 1, "The data of 2013 are not fresh: a gate stops it."),
     ):
-        out.print(f"\n[dim]{remark}[/]\n[bold cyan]$ dpone {' '.join(arguments)}[/]", highlight=False)
+        out.print(f"\n[dim]{remark}[/]", highlight=False)
+        out.print(f"[bold cyan]$ dpone {' '.join(arguments)}[/]", highlight=False, soft_wrap=True)
         code = cli.app(arguments, standalone_mode=False) or 0
         if code != expected:
             return int(code) or 1

@@ -358,12 +358,23 @@ def status(format_: FormatOption = Format.text) -> None:
 
 
 @app.command()
-def explain(mart: MartArgument, day: DayArgument, format_: FormatOption = Format.text) -> None:
-    """The story of one mart's day: states, rows, digests, gates, times per phase, and what to do next."""
+def explain(
+    mart: Annotated[str, typer.Argument(help="A mart, or the process of a manifest; `dpone status` lists both.")],
+    day: Annotated[str | None, typer.Argument(help="UTC day, YYYY-MM-DD; a load may be asked for without.")] = None,
+    format_: FormatOption = Format.text,
+) -> None:
+    """The story of a mart's day or of a load: states, rows, digests, gates, times per phase, and what to do next."""
     from resources.runtime import Runtime
 
     with _refusals(format_):
         runtime = Runtime.open()
+        loads = runtime.journal.loads
+        if mart not in runtime.marts and mart in loads.processes():
+            told = report.explain_load(loads, mart, Scope.day(day) if day else None)
+            print_json(told) if format_ is Format.json else cli_loads.print_story(told)
+            return
+        if day is None:
+            raise DponeError("DPONE_SCOPE_NOT_A_DAY", f"{runtime.mart(mart).name} is published by day: give one.")
         story = report.explain(runtime.journal, runtime.mart(mart), Scope.day(day))
         if format_ is Format.json:
             print_json(story)

@@ -4,8 +4,10 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ from rich.table import Table
 from dpone_dagster.cancellation import Cancellation
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.diagnostics import envelope, plan_json
+from dpone_dagster.governance.diagnostics import envelope, markdown, plan_json
 from dpone_dagster.governance.load import LoadFailed, LoadPlan, LoadReport
 from dpone_dagster.governance.native_guard import Word
 from dpone_dagster.terminal import (
@@ -77,32 +79,47 @@ def _plan(manifest: Path, selector: str | None) -> LoadPlan:
     return plan_manifest(manifest, selector=selector)
 
 
+def _plans(manifest: Path, selector: str | None) -> list[LoadPlan]:
+    """One process, or all of them in the order of their dependencies."""
+    from resources.loads.runtime import plan as plan_process
+    from resources.loads.runtime import read_manifest
+
+    loaded = read_manifest(manifest)
+    chosen = [loaded.process(selector)] if selector else loaded.processes
+    return [plan_process(loaded, process) for process in chosen]
+
+
 # ------------------------------------------------------------------------------------------------------- plan
 
 
 def plan(manifest: ManifestArgument, selector: SelectorOption = None, format_: FormatOption = Format.text) -> None:
-    """Check a load manifest and say what it would do; asks no engine."""
+    """Check a load manifest and say what it would do; asks no engine. Without a selector: every process of it."""
     with refusals(format_, as_json=_refused(manifest, selector, "")):
-        planned = plan_json(_plan(manifest, selector))
+        plans = [plan_json(each) for each in _plans(manifest, selector)]
         if format_ is Format.json:
-            print_json(planned)
+            print_json(plans[0] if len(plans) == 1 else {"manifest": manifest.name, "processes": plans})
             return
-        source = planned["source"]
-        pairs(
-            f"{planned['process']}: {source['type']} {source['reads']} → {planned['target']}",
-            {
-                "reads": source["mode"] + (f" by {source['column']}" if source.get("column") else ""),
-                "strategy": planned["strategy"],
-                "finalize": planned["finalization"],
-                "gates": ", ".join(f"{g['id']} ({g['severity']})" for g in planned["gates"]) or "none",
-                "acceptance": _acceptance(planned["acceptance"]),
-                **{
-                    phase: " → ".join(each["id"] for each in planned["hooks"][phase]) or "none"
-                    for phase in ("pre_hook", "post_hook")
-                },
-                "plan": planned["plan_sha256"],
+        for planned in plans:
+            _print_plan(planned)
+
+
+def _print_plan(planned: dict[str, Any]) -> None:
+    source = planned["source"]
+    pairs(
+        f"{planned['process']}: {source['type']} {source['reads']} → {planned['target']}",
+        {
+            "reads": source["mode"] + (f" by {source['column']}" if source.get("column") else ""),
+            "strategy": planned["strategy"],
+            "finalize": planned["finalization"],
+            "gates": ", ".join(f"{g['id']} ({g['severity']})" for g in planned["gates"]) or "none",
+            "acceptance": _acceptance(planned["acceptance"]),
+            **{
+                phase: " → ".join(each["id"] for each in planned["hooks"][phase]) or "none"
+                for phase in ("pre_hook", "post_hook")
             },
-        )
+            "plan": planned["plan_sha256"],
+        },
+    )
 
 
 def _acceptance(policy: dict[str, Any] | None) -> str:
@@ -114,45 +131,105 @@ def _acceptance(policy: dict[str, Any] | None) -> str:
 # -------------------------------------------------------------------------------------------------------- run
 
 
+@dataclass(kw_only=True)
+class _Ran:
+    """One process of a manifest, and what its runs came to: one, or one a day."""
+
+    plan: LoadPlan
+    run_id: str
+    scopes: list[Scope | None]
+    done: list[LoadReport] = field(default_factory=list)
+    failure: DponeError | None = None
+
+
 def run_manifest(
     manifest: Path, *, selector: str | None, from_: str | None, to: str | None, replay: bool, format_: Format
 ) -> None:
-    """Run one process of a manifest, for each day of a range where it is loaded by day."""
-    run_id = str(uuid.uuid4())
-    done: list[LoadReport] = []
-    failure: DponeError | None = None
-    with refusals(format_, as_json=_refused(manifest, selector, run_id)):
-        planned = _plan(manifest, selector)
-        scopes: list[Scope | None] = [None]
-        if planned.process.source.read.mode == "daily":
-            if from_ is None:
-                raise DponeError("DPONE_SCOPE_NOT_A_DAY", f"{planned.process.name} is loaded by day: give --from.")
-            scopes = list(days(from_, to or from_))
-        elif from_ is not None or to is not None:
-            raise DponeError("DPONE_SCOPE_NOT_A_DAY", f"{planned.process.name} is not loaded by day: leave --from out.")
+    """Run one process of a manifest, or all of them in order; each day of a range where one is loaded by day.
+
+    The first process that fails stops the others.
+    """
+    with refusals(format_, as_json=_refused(manifest, selector, "")):
+        plans = _plans(manifest, selector)
+        daily = [each for each in plans if each.process.source.read.mode == "daily"]
+        if daily and from_ is None:
+            raise DponeError("DPONE_SCOPE_NOT_A_DAY", f"{daily[0].process.name} is loaded by day: give --from.")
+        if not daily and (from_ is not None or to is not None):
+            raise DponeError(
+                "DPONE_SCOPE_NOT_A_DAY", f"{plans[0].process.name} is not loaded by day: leave --from out."
+            )
+        asked: list[Scope | None] = list(days(from_, to or from_)) if from_ is not None else []
         loads = _loads()
-        with Cancellation() as cancel, _progress(quiet=format_ is Format.json) as progress:
-            task = progress.add_task(planned.process.name, total=len(scopes), now="starting", moved="")
-            for scope in scopes:
-                progress.update(task, description=f"{planned.process.name} {scope.key if scope else ''}", moved="")
-                try:
-                    cancel.check()
-                    done.append(
-                        loads.run(
-                            planned,
-                            scope=scope,
-                            identity=identity(),
-                            replay=replay or scope is None,
-                            progress=Bar(progress, task),
-                        )
-                    )
-                except Exception as error:  # noqa: BLE001 - the days before it are told all the same
-                    failure = told(error)
-                    break
-                progress.advance(task)
-        _print_run(manifest, selector or planned.process.name, run_id, scopes, done, failure, format_)
-    if failure:
+        ran: list[_Ran] = []
+        for planned in plans:
+            ran.append(_Ran(plan=planned, run_id=str(uuid.uuid4()), scopes=asked if planned in daily else [None]))
+            _run_process(loads, ran[-1], replay=replay, quiet=format_ is not Format.text)
+            if format_ is Format.text:
+                _print_run(ran[-1])
+            if ran[-1].failure:
+                break
+        if format_ is not Format.text:
+            answers = [_answer(manifest, selector, each) for each in ran]
+            for answer in answers if format_ is Format.markdown else ():
+                out.print(markdown(answer), markup=False, highlight=False, soft_wrap=True)
+            if format_ is Format.json:
+                print_json(answers[0] if len(plans) == 1 else _of_several(manifest, answers, plans))
+    if failure := ran[-1].failure:
         raise typer.Exit(exit_code(failure))
+
+
+def _run_process(loads: "Loads", ran: _Ran, *, replay: bool, quiet: bool) -> None:
+    name = ran.plan.process.name
+    with Cancellation() as cancel, _progress(quiet=quiet) as progress:
+        task = progress.add_task(name, total=len(ran.scopes), now="starting", moved="")
+        for scope in ran.scopes:
+            progress.update(task, description=f"{name} {scope.key if scope else ''}", moved="")
+            try:
+                cancel.check()
+                ran.done.append(
+                    loads.run(
+                        ran.plan,
+                        scope=scope,
+                        identity=identity(ran.run_id),
+                        replay=replay or scope is None,
+                        progress=Bar(progress, task),
+                    )
+                )
+            except Exception as error:  # noqa: BLE001 - the days before it are told all the same
+                ran.failure = told(error)
+                break
+            progress.advance(task)
+
+
+def _answer(manifest: Path, selector: str | None, ran: _Ran) -> dict[str, Any]:
+    """The envelope of one process."""
+    last = ran.done[-1] if ran.done and not ran.failure else None
+    name = ran.plan.process.name
+    answer = envelope(
+        manifest=manifest.name, selector=selector or name, run_id=ran.run_id, report=last, error=ran.failure
+    )
+    answer["process"] = name
+    if ran.scopes[0] is not None:
+        keys = [report.scope.key for report in ran.done if report.scope]
+        answer["days"] = [
+            {"day": r.scope.key, "action": r.action, "rows": r.staged_rows, "load_id": r.load_id}
+            for r in ran.done
+            if r.scope
+        ]
+        answer["not_loaded"] = [scope.key for scope in ran.scopes if scope and scope.key not in keys]
+    return answer
+
+
+def _of_several(manifest: Path, answers: list[dict[str, Any]], plans: list[LoadPlan]) -> dict[str, Any]:
+    """One object for all processes of a manifest; ``result`` is that of the last that ran."""
+    ran = [answer["process"] for answer in answers]
+    return {
+        **answers[-1],
+        "process": "",
+        "selector": "",
+        "processes": answers,
+        "not_run": [planned.process.name for planned in plans if planned.process.name not in ran],
+    }
 
 
 def _progress(*, quiet: bool) -> Progress:
@@ -174,35 +251,15 @@ def _refused(manifest: Path, selector: str | None, run_id: str) -> Callable[[Dpo
     )
 
 
-def _print_run(
-    manifest: Path,
-    selector: str,
-    run_id: str,
-    scopes: list[Scope | None],
-    done: list[LoadReport],
-    failure: DponeError | None,
-    format_: Format,
-) -> None:
-    if format_ is Format.json:
-        last = done[-1] if done and not failure else None
-        answer = envelope(manifest=manifest.name, selector=selector, run_id=run_id, report=last, error=failure)
-        if scopes[0] is not None:
-            keys = [report.scope.key for report in done if report.scope]
-            answer["days"] = [
-                {"day": r.scope.key, "action": r.action, "rows": r.staged_rows, "load_id": r.load_id}
-                for r in done
-                if r.scope
-            ]
-            answer["not_loaded"] = [scope.key for scope in scopes if scope and scope.key not in keys]
-        print_json(answer)
-        return
-    if len(scopes) > 1:
-        _print_days(done)
-    elif done:
-        print_report(done[0])
+def _print_run(ran: _Ran) -> None:
+    if len(ran.scopes) > 1:
+        _print_days(ran.done)
+    elif ran.done:
+        print_report(ran.done[0])
+    failure = ran.failure
     if failure is None:
         return
-    where = scopes[len(done)]
+    where = ran.scopes[len(ran.done)]
     out.print(
         f"[bold red]Stopped{f' at {where.key}' if where else ''}:[/] {failure.code}  {failure.sentence}",
         highlight=False,
@@ -252,8 +309,12 @@ def print_status(loads: list[dict[str, Any]]) -> None:
         if load["days_loaded"]:
             accepted = f"{load['days_loaded']} days, {load['first_day']} to {load['last_day']}"
         trouble = f"[yellow]guard: {load['guard']}[/]" if load["guard"] else ""
-        if load["state"] != "COMPLETE":
-            trouble = " ".join(each for each in (trouble, f"[red]{load['failure_code'] or load['state']}[/]") if each)
+        failed = load["failed_days"]
+        troubles = [trouble] if trouble else []
+        if load["state"] != "COMPLETE" and not failed:
+            troubles.append(f"[red]{load['failure_code'] or load['state']}[/]")
+        troubles += [f"[red]{each['day']} {each['failure_code'] or each['state']}[/]" for each in failed[:5]]
+        trouble = "\n".join(troubles + ([f"… {len(failed) - 5} more"] if len(failed) > 5 else []))
         table.add_row(
             f"[bold]{load['process']}[/]",
             load["target"],
@@ -265,7 +326,39 @@ def print_status(loads: list[dict[str, Any]]) -> None:
     out.print(table)
 
 
+def print_story(told: dict[str, Any]) -> None:
+    """Print the loads of a process, newest first."""
+    out.print(f"[bold]{told['process']}{' ' + told['day'] if told['day'] else ''}[/]", highlight=False)
+    if told["guard"]:
+        out.print(
+            f"  [yellow]guard: {told['guard']}[/]; `dpone guard show` says what the engine proves.", highlight=False
+        )
+    if not told["loads"]:
+        out.print("  Never loaded.")
+    for load in told["loads"]:
+        colour = {"COMPLETE": "green", "FAILED_PRE_COMMIT": "red"}.get(load["state"], "yellow")
+        out.print(
+            f"\n[bold]{load['load_id'][:8]}[/]  {load['day'] or ''} {load['admitted_at']:%Y-%m-%d %H:%M:%S}  "
+            f"{load['strategy']} → {load['target']}  [{colour}]{load['state']}[/]",
+            highlight=False,
+        )
+        if load["failure_code"] and load["state"] != "COMPLETE":
+            out.print(f"  [red]{load['failure_code']}[/]  {load['failure_sentence']}", highlight=False)
+        if load["rows"] is not None:
+            out.print(f"  {load['rows']:,} rows staged", highlight=False)
+        for gate in load["gates"]:
+            mark = {"passed": "[green]✓[/]", "failed": "[red]✗[/]"}.get(gate["status"], "[yellow]![/]")
+            out.print(f"  {mark} gate {gate['gate_id']}  [dim]{gate['message']}[/]", highlight=False)
+        states = [change["state"] + (f" ({change['guard']})" if change["guard"] else "") for change in load["changes"]]
+        out.print(f"  [dim]{' → '.join(state for state, _ in groupby(states))}[/]", highlight=False)
+        for step in load["steps"]:
+            out.print(f"  {step['phase']:<27} {step['seconds']:>8.3f} s", highlight=False)
+
+
 _STATES = {"unchanged": "unchanged", "changed": "changed", "unknown": "not known"}
+
+
+_COUNTERS = ("extracted_rows", "staged_rows", "projected_rows", "final_rows", "inserted_rows")
 
 
 def print_report(report: LoadReport) -> None:
@@ -277,12 +370,8 @@ def print_report(report: LoadReport) -> None:
         highlight=False,
     )
     steps = _table("step", "status", "rows", "rows/s", "seconds")
-    for step in report.steps:
-        rows = next(
-            (step.details[name] for name in ("staged_rows", "projected_rows", "final_rows", "inserted_rows")
-             if isinstance(step.details.get(name), int)),
-            None,
-        )  # fmt: skip
+    for step in (each for each in report.steps if each.kind != "runtime_decision"):
+        rows = next((step.details[name] for name in _COUNTERS if isinstance(step.details.get(name), int)), None)
         rate = f"{rows / step.seconds:,.0f}" if rows and step.seconds else ""
         mark = "[green]✓[/]" if step.status == "completed" else "[red]✗[/]"
         steps.add_row(step.phase, mark, number(rows), rate, f"{step.seconds:.3f}")
@@ -345,6 +434,8 @@ def execute(
     answer: dict[str, Any] = {}
     with refusals(format_, as_json=_refused(manifest, selector, run_id)):
         planned = _plan(manifest, selector)
+        if output is not None:
+            _writable(output)
         started = time.monotonic()
         if dry_run:
             from dpone_dagster.governance.hooks import run_phase
@@ -369,7 +460,6 @@ def execute(
             "hooks": [plain(step.__dict__) for step in steps],
         }
         if output is not None:
-            output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(json.dumps(answer, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if format_ is Format.json:
             print_json(answer)
@@ -382,6 +472,18 @@ def execute(
             out.print(table)
     if not answer["passed"]:
         raise typer.Exit(1)
+
+
+def _writable(output: Path) -> None:
+    """Make sure, before anything runs, that the answer can be kept."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise DponeError(
+            "DPONE_OUTPUT_UNWRITABLE", f"--output cannot be written ({type(error).__name__}); nothing was run."
+        ) from None
 
 
 # ------------------------------------------------------------------------------------------------------ guard

@@ -106,11 +106,11 @@ _code(
     "A partition key is not a UTC day.",
     "Give the day as YYYY-MM-DD; it means midnight to midnight UTC.",
 )
-_code("DPONE_SCOPE_IN_FUTURE", "The day has not ended in UTC.", "Publish the day after it has ended.")
+_code("DPONE_SCOPE_IN_FUTURE", "The day has not ended in UTC.", "Wait until the day has ended.")
 _code(
     "DPONE_SCOPE_BEFORE_START",
-    "The day lies before the mart's start_date.",
-    "Publish a day from start_date on, or move start_date back.",
+    "The day lies before the start_date of the mart or load.",
+    "Name a day from start_date on, or move start_date back.",
 )
 
 # Keys and event time
@@ -720,6 +720,11 @@ _code(
 
 # Governed loads: the journal and the lifecycle
 _code(
+    "DPONE_CHECKPOINT_FOREIGN",
+    "The checkpoint is of another column, or of rows that were loaded into another target: rows would be left out.",
+    "Name column and target as they were, or give the process another name: it then reads from the start.",
+)
+_code(
     "DPONE_CONNECTION_UNKNOWN",
     "A manifest names a connection that the profile does not have.",
     "Leave connection_id out in the embedded profile; it has one engine of each kind.",
@@ -737,7 +742,7 @@ _code(
 _code(
     "DPONE_LOAD_GUARDED",
     "An earlier load of the route left a guard: what became of its target or checkpoint has to be looked at first.",
-    "Run `dpone guard show NAME`, compare target and checkpoint, then run `dpone guard clear NAME`.",
+    "Run `dpone guard show MANIFEST`, compare target and checkpoint, then run `dpone guard clear MANIFEST`.",
 )
 _code(
     "DPONE_LOAD_NOT_GUARDED",
@@ -748,6 +753,11 @@ _code(
     "DPONE_LOAD_OPEN",
     "An earlier load of the process has not been settled.",
     "Run the load again; it settles what the earlier one left before it begins.",
+)
+_code(
+    "DPONE_OUTPUT_UNWRITABLE",
+    "The file that an answer was to be written to cannot be written.",
+    "Name a file in a folder that you may write to.",
 )
 _code(
     "DPONE_POST_HOOK_FAILED",
@@ -767,7 +777,7 @@ _code(
 _code(
     "DPONE_TARGET_OUTCOME_UNKNOWN",
     "Changing a load's target ended in an exception, and whether it changed is not proven.",
-    "Run `dpone guard show NAME`, compare, then `dpone guard clear NAME`.",
+    "Run `dpone guard show MANIFEST`, compare, then `dpone guard clear MANIFEST`.",
 )
 _code(
     "DPONE_USAGE",

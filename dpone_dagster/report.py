@@ -11,11 +11,14 @@ from dpone_dagster.contracts.documents import SealedArtifactManifest
 from dpone_dagster.contracts.mart import MartSpec, Scope
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.errors import CODES, DponeError
-from dpone_dagster.governance.load_ports import LoadJournalPort
+from dpone_dagster.governance.load_ports import LoadJournalPort, LoadRecord
 from dpone_dagster.journal.facts import Facts
 from dpone_dagster.journal.graph import FORWARD_ONLY, TERMINAL, State
 from dpone_dagster.ports import AnalyticsPort, ArtifactStorePort, JournalPort, OperationRecord, SourcePort
 from dpone_dagster.publication.seal import open_artifact
+
+_LOOKED_AT = 2_000  # loads of a process
+_SHOWN = 10
 
 
 def status(journal: JournalPort, marts: Iterable[MartSpec]) -> list[dict[str, Any]]:
@@ -66,12 +69,62 @@ def loads(journal: LoadJournalPort) -> list[dict[str, Any]]:
                 "guard": str(guard.status) if guard else None,
                 "watermark": checkpoint.watermark if checkpoint else None,
                 "accepted_at": checkpoint.moved_at if checkpoint else None,
+                "failed_days": _failed_days(journal.loads(name, limit=_LOOKED_AT)),
                 "days_loaded": len(days),
                 "first_day": days[0].scope.key if days else None,
                 "last_day": days[-1].scope.key if days else None,
             }
         )
     return found
+
+
+def _failed_days(newest_first: list[LoadRecord]) -> list[dict[str, Any]]:
+    """Days whose latest load did not end COMPLETE."""
+    latest: dict[str, LoadRecord] = {}
+    for load in newest_first:
+        if load.scope is not None:
+            latest.setdefault(load.scope.key, load)
+    return [
+        {"day": day, "state": str(load.state), "failure_code": load.facts.get("failure_code")}
+        for day, load in sorted(latest.items())
+        if load.state is not State.COMPLETE
+    ]
+
+
+def explain_load(journal: LoadJournalPort, process: str, scope: Scope | None) -> dict[str, Any]:
+    """Return the story of a process, or of one day of it: its loads, newest first, each with what became of it."""
+    found = [load for load in journal.loads(process, limit=_LOOKED_AT) if scope is None or load.scope == scope]
+    guard, checkpoint = journal.guard(process), journal.checkpoint(process)
+    return {
+        "process": process,
+        "day": scope.key if scope else None,
+        "guard": str(guard.status) if guard else None,
+        "watermark": checkpoint.watermark if checkpoint else None,
+        "accepted_at": checkpoint.moved_at if checkpoint else None,
+        "loads": [
+            {
+                "load_id": load.load_id,
+                "day": load.scope.key if load.scope else None,
+                "state": str(load.state),
+                "run_id": load.run_id,
+                "target": load.target,
+                "strategy": load.strategy,
+                "admitted_at": load.admitted_at,
+                "updated_at": load.updated_at,
+                "failure_code": load.facts.get("failure_code"),
+                "failure_sentence": load.facts.get("failure_sentence"),
+                "boundary": load.facts.get("boundary"),
+                "rows": load.facts.get("staged_rows"),
+                "gates": (load.facts.get("gates") or {}).get("results", []),
+                "steps": (load.facts.get("report") or {}).get("steps", []),
+                "changes": [
+                    {"state": e["to_state"], "kind": e["kind"], "guard": e["guard"], "at": e["changed_at"]}
+                    for e in journal.events(load.load_id)
+                ],
+            }
+            for load in found[:_SHOWN]
+        ],
+    }
 
 
 def _brief(operation: OperationRecord) -> dict[str, Any]:

@@ -27,13 +27,16 @@ err = Console(stderr=True)
 
 
 class Format(StrEnum):
-    """How a command answers."""
+    """How a command answers; markdown differs from text for loads only."""
 
     text = "text"
     json = "json"
+    markdown = "markdown"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for machines.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="text for people, json for machines; markdown for a load's report.")
+]
 
 
 def print_json(value: Any) -> None:
@@ -79,8 +82,12 @@ def refusals(format_: Format, *, as_json: Callable[[DponeError], dict[str, Any]]
                 as_json(error) if as_json else {"passed": False, "result": {"status": "error", **error.as_json()}}
             )
         else:
-            err.print(f"[bold red]{error.code}[/]  {error.sentence}", highlight=False)
-            err.print(f"[dim]Next:[/] {error.next_step}", highlight=False)
+            # The answer, whatever it is, goes to stdout; stderr is for what happens on the way.
+            out.print(f"[bold red]{error.code}[/]  {error.sentence}", highlight=False)
+            for other in error.details.get("errors", ())[1:]:
+                line = f":{other['line']}" if other.get("line") else ""
+                out.print(f"  also{line} {other['field']}: {other['message']}", highlight=False)
+            out.print(f"[dim]Next:[/] {error.next_step}", highlight=False)
         raise typer.Exit(exit_code(error)) from None
 
 
@@ -97,9 +104,9 @@ def number(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def identity() -> RunIdentity:
-    """Return a fresh identity of a run of the command line."""
-    run_id = str(uuid.uuid4())
+def identity(run_id: str | None = None) -> RunIdentity:
+    """Return the identity of a run of the command line, by default a fresh one."""
+    run_id = run_id or str(uuid.uuid4())
     return RunIdentity(
         logical_run_id=run_id,
         run_id=run_id,

@@ -342,7 +342,7 @@ class PostgresSource:
                 connection.cursor(adbc_stmt_kwargs={"adbc.postgresql.batch_size_hint_bytes": BATCH_BYTES}) as cursor,
             ):
                 cursor.execute(sql)
-                for batch in cursor.fetch_record_batch():
+                for batch in told_apart(connection, cursor.fetch_record_batch()):
                     arrays = [_exactly(batch.column(i), field) for i, field in enumerate(schema)]
                     yield pa.RecordBatch.from_arrays(arrays, schema=schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -484,3 +484,15 @@ def _exactly(array: Any, field: Any) -> Any:
     if pa.types.is_timestamp(array.type) and array.type.tz is None:
         return pc.assume_timezone(array, "UTC").cast(field.type, safe=True)
     return array.cast(field.type, safe=True)
+
+
+def told_apart(connection: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Tell a refused statement from a lost session: the driver reports both alike once the stream has begun."""
+    try:
+        yield from batches
+    except (pa.ArrowException, OSError):
+        try:
+            connection.rollback()  # a session that still answers refused the statement
+        except (adbc.Error, OSError):
+            raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the read of the source.") from None
+        raise DponeError("DPONE_SOURCE_REFUSED", "The SQL engine refused the read of the source midway.") from None

@@ -24,6 +24,7 @@ from resources.clickhouse import ClickHousePublisher
 from resources.clickhouse_client import ClickHouseClient, connect
 from resources.dbt_builder import PROJECT, DbtBuilder
 from resources.dialects import postgres
+from resources.embedded.clickhouse_server import RECORD
 from resources.embedded.engines import Engines, up
 from resources.embedded.home import Home, resolve
 from resources.journal.migrate import migrate
@@ -242,8 +243,9 @@ class Runtime:
         pg, clickhouse = self.engines.pg, self.engines.clickhouse
         return {
             "home": str(self.home.root),
-            "postgres": f"{pg.host}:{pg.port} (stand-in for SQL Server)",
-            "clickhouse": f"{clickhouse.host}:{clickhouse.port}",
+            "postgres": f"{pg.conninfo} (stand-in for SQL Server; the socket asks for no password)",
+            "clickhouse": f"http://{clickhouse.host}:{clickhouse.port}, user {clickhouse.user}; the token in"
+            f" {self.home.run / RECORD} is its password",
             "marts": ", ".join(sorted(self.marts)),
         }
 

@@ -27,7 +27,7 @@ class LoadDefinitions:
     Attributes:
         plans: every process by name; those of Python assets, which have no asset here, too.
         assets: one for each process that reads by itself.
-        outputs: external assets that post-hooks write, for the lineage.
+        outputs: external assets around the loads, for the lineage: sources, and what hooks read and write.
         jobs: ``load_<process>``.
     """
 
@@ -69,7 +69,7 @@ def build_loads(manifests: Iterable[Path]) -> LoadDefinitions:
             if process.source.type != "asset":
                 found.assets.append(load_asset(loading))
                 found.jobs.append(load_job(loading))
-            found.outputs.extend(_outputs(loading, found.outputs))
+            found.outputs.extend(_externals(loading, found.outputs))
     return found
 
 
@@ -191,13 +191,26 @@ def _deps(loading: LoadPlan) -> list[dg.AssetKey]:
     return [key for key in dict.fromkeys(keys) if key != key_of(loading)]
 
 
-def _outputs(loading: LoadPlan, before: Sequence[dg.AssetSpec]) -> Iterator[dg.AssetSpec]:
-    """What the post-hooks write; Dagster never materializes it."""
-    own = {key_of(loading), _relation_key(loading.target), *(spec.key for spec in before)}
-    names = dict.fromkeys(name for d in loading.hooks.post for name in d.hook.lineage.outputs)
-    for key in dict.fromkeys(_relation_key(name) for name in names):
-        if key not in own:
-            yield dg.AssetSpec(key=key, deps=[key_of(loading)], group_name=loading.process.group or GROUP)
+def _externals(loading: LoadPlan, before: Sequence[dg.AssetSpec]) -> Iterator[dg.AssetSpec]:
+    """The tables around a load, for the lineage: its source, what hooks read and write. Dagster materializes none."""
+    process, own = loading.process, key_of(loading)
+    deps: dict[dg.AssetKey, list[dg.AssetKey]] = {}
+    if process.source.table is not None:
+        deps[dg.AssetKey([process.source.table.schema_name, process.source.table.name])] = []
+    for definition in (*loading.hooks.pre, *loading.hooks.post):
+        lineage = definition.hook.lineage
+        inputs = [_relation_key(name) for name in lineage.inputs]
+        for key in inputs:
+            deps.setdefault(key, [])
+        for name in lineage.outputs:
+            key = _relation_key(name)
+            after = [own] if definition in loading.hooks.post else []
+            deps[key] = [*deps.get(key, []), *(each for each in (*inputs, *after) if each != key)]
+    known = {own, _relation_key(loading.target), *(spec.key for spec in before)}
+    for key, upstream in deps.items():
+        if key not in known:
+            group = process.group or GROUP
+            yield dg.AssetSpec(key=key, deps=list(dict.fromkeys(upstream)), group_name=group, kinds={"table"})
 
 
 def _relation_key(dotted: str) -> dg.AssetKey:

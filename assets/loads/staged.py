@@ -42,10 +42,13 @@ class StagedLoads:
         """Run the load; return its evidence.
 
         Raises:
-            DponeError: DPONE_IO_MANAGER_MANIFEST when the process has another source than an asset.
+            DponeError: DPONE_IO_MANAGER_MANIFEST when the process has another source than an asset, or the asset
+                has partitions that the strategy would mix up.
             Failure: the load stopped; the step is not retried by itself.
         """
         loading = plan_ref(process, root=self._root)
+        if partition_key is not None:
+            _admit_partitions(loading)
         loads: Loads | None = None
         try:
             loads = self._loads()
@@ -78,6 +81,18 @@ def plan_ref(process: ProcessRef, *, root: Path) -> LoadPlan:
     return loading
 
 
+def _admit_partitions(loading: LoadPlan) -> None:
+    """Refuse partitions where each would replace the others, or come twice when it is materialized again."""
+    strategy = loading.process.sink.strategy
+    if strategy not in ("merge", "partition_replace"):
+        raise DponeError(
+            "DPONE_IO_MANAGER_MANIFEST",
+            f"{loading.process.name} would take the rows of one partition for all there are under {strategy}.",
+            next_step="Use the strategy merge or partition_replace, or take the partitions from the asset.",
+            field=METADATA_KEY,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class StagedAsset:
     """A Python asset whose rows are loaded.
@@ -104,6 +119,8 @@ def staged_assets(assets: Iterable[Any], *, root: Path) -> list[StagedAsset]:
         for spec in asset.specs if isinstance(asset, dg.AssetsDefinition) else ():
             if METADATA_KEY in spec.metadata:
                 loading = plan_ref(ProcessRef.parse(spec.metadata[METADATA_KEY]), root=root)
+                if spec.partitions_def is not None:
+                    _admit_partitions(loading)
                 specs = load_check_specs(loading.process, asset_key=spec.key, partitions_def=spec.partitions_def)
                 checks = _checks(loading, spec.key, specs) if specs else None
                 found.append(StagedAsset(loading=loading, asset_key=spec.key, checks=checks))

@@ -52,7 +52,7 @@ def _result(report: LoadReport | None, refusal: DponeError | None) -> dict[str, 
     if report is None:
         return result
     result |= {
-        "action": report.action,
+        "action": "failed" if refusal else report.action,
         "load_id": report.load_id,
         "day": report.scope.key if report.scope else None,
         "target": report.target,
@@ -121,3 +121,29 @@ def plan_json(plan: LoadPlan) -> dict[str, Any]:
         "sql_files": dict(plan.document["files"]),
         "locks": list(plan.resources),
     }
+
+
+def markdown(answer: dict[str, Any]) -> str:
+    """Return an envelope as Markdown, for a comment in a review or a page of a run."""
+    result = answer["result"]
+    mark = "passed" if answer["passed"] else "**failed**"
+    lines = [f"## {answer['process'] or answer['manifest']}: {mark}", ""]
+    for error in result["errors"]:
+        lines += [error, "", f"Next: {result['next_step']}", ""]
+    facts = {
+        "manifest": answer["manifest"],
+        "run": answer["run_id"],
+        **{name: result.get(name) for name in ("day", "target", "target_state", "failure_boundary", "strategy")},
+        **{name: result[name] for name in ("extracted_rows", "inserted_rows", "updated_rows", "final_rows")},
+        "seconds": result["duration_seconds"],
+    }
+    lines += ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items() if value is not None)]
+    gates = result.get("quality_gates", {}).get("results", ())
+    if gates:
+        lines += ["", "| gate | type | severity | status | |", "|---|---|---|---|---|"]
+        lines += [f"| {g['gate_id']} | {g['type']} | {g['severity']} | {g['status']} | {g['message']} |" for g in gates]
+    steps = result.get("steps", ())
+    if steps:
+        lines += ["", "| step | status | seconds |", "|---|---|---|"]
+        lines += [f"| {step['phase']} | {step['status']} | {step['seconds']:.3f} |" for step in steps]
+    return "\n".join(lines)

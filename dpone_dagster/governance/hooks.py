@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -196,7 +197,8 @@ def _in_order(phase: str, hooks: Sequence[Hook]) -> list[Hook]:
     """Order hooks by ``depends_on``; of those that are free, the one that is declared first comes first."""
 
     def refuse(why: str) -> DponeError:
-        return DponeError("DPONE_HOOK_GRAPH", f"{phase}: {why}.", phase=phase)
+        stop = "" if why.endswith("?") else "."
+        return DponeError("DPONE_HOOK_GRAPH", f"{phase}: {why}{stop}", phase=phase)
 
     by_id: dict[str, Hook] = {}
     for hook in hooks:
@@ -208,7 +210,9 @@ def _in_order(phase: str, hooks: Sequence[Hook]) -> list[Hook]:
             if other == hook.id:
                 raise refuse(f"{hook.id} depends on itself")
             if other not in by_id:
-                raise refuse(f"{hook.id} depends on {other}, which is no hook of this phase")
+                near = get_close_matches(other, by_id, 1)
+                meant = f". Did you mean {near[0]}?" if near else ""
+                raise refuse(f"{hook.id} depends on {other}, which is no hook of this phase{meant}".rstrip("."))
     try:
         TopologicalSorter({hook.id: hook.depends_on for hook in hooks}).prepare()
     except CycleError as error:
@@ -309,8 +313,14 @@ def providers(
         elif type_ in found:
             made[type_] = _load(found[type_], context)
         else:
-            names = ", ".join(sorted({*builtins, *found}))
-            raise DponeError("DPONE_PROVIDER_UNKNOWN", f"The hook type {type_} is unknown; known are {names}.")
+            known_types = sorted({*builtins, *found})
+            near = get_close_matches(type_, known_types, 1)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            raise DponeError(
+                "DPONE_PROVIDER_UNKNOWN",
+                f"The hook type {type_} is unknown; known are {', '.join(known_types)}.{meant}",
+                type=type_,
+            )
     return made
 
 

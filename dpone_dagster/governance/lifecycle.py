@@ -9,7 +9,9 @@ route exists. Three things are decided here and nowhere else:
 - after it nothing is undone: what fails is finished forward.
 """
 
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
+
+from dpone_dagster.errors import DponeError
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -85,12 +87,9 @@ def run(route: Route[R_co]) -> R_co:
             route.gate()
         route.accept_before()
         route.prepare()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - raised again, or what is to be raised in its place
         # Interrupts included: whatever stopped us, first establish where the engines stand.
-        failure = route.failed_before_finalize(error)
-        if failure is error:
-            raise
-        raise failure from error
+        raise_in_place_of(error, route.failed_before_finalize(error))
     route.finalize()
     return finish(route)
 
@@ -105,8 +104,12 @@ def finish(route: Route[R_co]) -> R_co:
         route.persist()
         route.post_hooks()
         return route.complete()
-    except BaseException as error:
-        failure = route.failed_after_finalize(error)
-        if failure is error:
-            raise
-        raise failure from error
+    except BaseException as error:  # noqa: BLE001 - as above
+        raise_in_place_of(error, route.failed_after_finalize(error))
+
+
+def raise_in_place_of(error: BaseException, failure: BaseException) -> NoReturn:
+    """Raise what a route makes of an error; only a refusal is shown as its cause, since others may carry row values."""
+    if failure is error:
+        raise error
+    raise failure from (error if isinstance(error, DponeError) else None)

@@ -173,8 +173,30 @@ def staged_of(load: LoadRecord) -> StagedLoad:
     """The scratch tables that the journal knows of a load."""
     kept = load.facts.get("staged")
     if kept is None:
-        return StagedLoad(load_id=load.load_id, epoch=load.fencing_epoch)
+        places = load.facts.get("places")
+        facts = {"places": places} if places else {}
+        return StagedLoad(load_id=load.load_id, epoch=load.fencing_epoch, facts=facts)
     return StagedLoad(**kept)
+
+
+def was_staged(load: LoadRecord) -> bool:
+    """Whether a load that reached PREPARED went through staging, whatever the manifest says by now."""
+    return "staged" in load.facts
+
+
+def places_of(process: Process) -> dict[str, Any]:
+    """Where a load's tables are: the load's to say once it has begun, whatever becomes of the manifest."""
+    target = process.sink.table
+    return {
+        "target": {"schema": target.schema_name, "name": target.name},
+        "scratch_schema": process.sink.staging.schema_name or target.schema_name,
+    }
+
+
+def as_admitted(process: Process, load: LoadRecord) -> Process:
+    """The process with the strategy that the load was admitted with, by which it has to be finished."""
+    sink = process.sink.model_copy(update={"strategy": load.strategy})
+    return process.model_copy(update={"sink": sink})
 
 
 def columns_of(load: LoadRecord) -> Columns:

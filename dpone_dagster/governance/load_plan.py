@@ -6,6 +6,7 @@ from typing import Any
 
 from dpone_dagster import __version__
 from dpone_dagster.contracts.canonical import sha256_of
+from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.hooks import build_hooks, sql_dependency
 from dpone_dagster.governance.load import LoadPlan
 from dpone_dagster.governance.manifest import CustomSqlGate, Gate, Process, SqlText
@@ -35,19 +36,24 @@ def plan_load(
     files = {file.path: file.sha256 for file in hooks.dependencies}
 
     def read(part: SqlText | CustomSqlGate, *, where: str, side: str) -> str:
-        body = sql_dependency(part, root=root, manifest_dir=folder, where=where)
-        require_reading(body.sql.replace("{{ relation }}", "dpone_relation"), dialects[side])
+        try:
+            body = sql_dependency(part, root=root, manifest_dir=folder, where=where)
+            if side not in dialects:
+                raise DponeError("DPONE_SQL_NOT_READING", "A Python asset has no engine that could run SQL.")
+            require_reading(body.sql, dialects[side], relation=isinstance(part, CustomSqlGate))
+        except DponeError as error:
+            raise DponeError(error.code, f"{where}: {error.sentence}", **{**error.details, "field": where}) from None
         hashes[where] = body.sha256
         if body.file:
             files[body.file.path] = body.file.sha256
         return body.sql
 
-    def gate_of(gate: Gate) -> Gate:
+    def gate_of(index: int, gate: Gate) -> Gate:
         if not isinstance(gate, CustomSqlGate):
             return gate
         # What is judged on the target's side are the staged rows, in the sink's engine.
         side = "source" if gate.side == "source" else "sink"
-        sql = read(gate, where=f"quality.gates.{gate.id}", side=side)
+        sql = read(gate, where=f"quality.gates.{index}", side=side)
         return gate.model_copy(update={"sql": sql, "sql_file": None})
 
     source, quality = process.source, process.quality
@@ -55,7 +61,7 @@ def plan_load(
     if query is not None:
         text = SqlText(sql=read(query, where="source.options.query", side="source"))
         source = source.model_copy(update={"options": source.options.model_copy(update={"query": text})})
-    quality = quality.model_copy(update={"gates": tuple(gate_of(gate) for gate in quality.gates)})
+    quality = quality.model_copy(update={"gates": tuple(gate_of(i, gate) for i, gate in enumerate(quality.gates))})
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "dpone": __version__,

@@ -278,8 +278,12 @@ class StagedLoadPort(Protocol):
     def finalize(self, process: Process, staged: StagedLoad) -> None:
         """Recheck, then send what changes the target, once. Any exception means unknown; ``outcome`` decides."""
 
-    def outcome(self, process: Process, staged: StagedLoad) -> FinalizeOutcome:
-        """Read from the engine whether ``finalize`` took effect."""
+    def outcome(self, process: Process, staged: StagedLoad, *, end: bool = True) -> FinalizeOutcome:
+        """Read from the engine whether ``finalize`` took effect.
+
+        Args:
+            end: end statements of the load that could still take effect; otherwise they make the answer UNKNOWN.
+        """
 
     def report(self, process: Process, columns: Columns, staged: StagedLoad) -> FinalizeReport:
         """Say what a committed finalize did."""
@@ -536,8 +540,8 @@ class LoadJournalPort(Protocol):
     ) -> LoadRecord:
         """Compare-and-set through the state graph; sets or (None) removes the route's guard in the same transaction."""
 
-    def record(self, load: LoadRecord, facts: Mapping[str, Any]) -> LoadRecord:
-        """Merge facts; state and guard stay."""
+    def record(self, load: LoadRecord, facts: Mapping[str, Any], *, guard: GuardStatus | None = None) -> LoadRecord:
+        """Merge facts; the state stays, and so does the guard unless one is set."""
 
     def persist_state(self, load: LoadRecord, *, watermark: str | None, rows: int) -> LoadRecord:
         """One transaction: checkpoint, the day's row, the guard removed, the fact ``state_persisted``."""

@@ -7,7 +7,7 @@ retry passes; the guard goes with the checkpoint, which moves last.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -25,14 +25,17 @@ from dpone_dagster.governance.ahead import AheadProbe
 from dpone_dagster.governance.audit import audit_enabled
 from dpone_dagster.governance.gate_runner import run_gates
 from dpone_dagster.governance.hooks import blocking, run_phase
+from dpone_dagster.governance.lifecycle import raise_in_place_of
 from dpone_dagster.governance.load import (
     Boundary,
     LoadFailed,
     LoadPlan,
     LoadPorts,
     LoadReport,
+    as_admitted,
     close,
     columns_of,
+    places_of,
     plain,
     query_prefix,
     staged_of,
@@ -88,12 +91,12 @@ class Attempt:
         self.lease.check()
 
     def report(self, *, load: LoadRecord | None, scope: Scope | None, action: str = "loaded") -> LoadReport:
-        """An empty report of this attempt."""
+        """An empty report of this attempt; what an earlier run left has its own target and strategy."""
         governance = self.process.sink.options.load_governance
         return LoadReport(
             process=self.process.name,
-            target=self.plan.target,
-            strategy=self.process.sink.strategy,
+            target=load.target if load else self.plan.target,
+            strategy=load.strategy if load else self.process.sink.strategy,
             finalization=governance.finalization_phase,
             run_id=self.identity.run_id,
             load_id=load.load_id if load else None,
@@ -110,6 +113,7 @@ class _Counters:
     """What a step reports of itself: ``rows``, ``bytes`` and whatever else is a number, a name or a digest."""
 
     details: dict[str, Any] = field(default_factory=dict)
+    status: str = "completed"
 
 
 class LoadRoute(ABC):
@@ -119,11 +123,12 @@ class LoadRoute(ABC):
 
     def __init__(self, attempt: Attempt, load: LoadRecord, report: LoadReport) -> None:
         self._attempt, self._load, self.report = attempt, load, report
-        self._ports, self._plan, self._process = attempt.ports, attempt.plan, attempt.process
+        self._ports, self._plan, self._process = attempt.ports, attempt.plan, as_admitted(attempt.process, load)
         self._journal = attempt.ports.journal
         self._columns, self._window = columns_of(load), window_of(load)
         self._session: SourceSession | None = None
         self._closing: Any = None
+        self._reading: Iterator[pa.RecordBatch] | None = None
         self._source: ProbePort | None = None
         self._boundary: Boundary = "pre_hook"
         self._told = 0
@@ -143,25 +148,30 @@ class LoadRoute(ABC):
         """Time one step; it becomes a row of the audit table whether it succeeds or fails."""
         self._ports.progress.phase(self._process.name, name)
         counters, started, clock = _Counters(), datetime.now(UTC), time.monotonic()
-        status, details = "completed", counters.details
+        details = counters.details
         try:
             yield counters
         except BaseException as error:
-            status = "failed"
+            counters.status = "failed"
             details["error_code"] = error.code if isinstance(error, DponeError) else type(error).__name__
             raise
         finally:
             self.report.steps.append(
                 AuditStep(
-                    step_id=f"{len(self.report.steps) + 1:02d}_{name}",
+                    step_id=self._step_id(name),
                     kind=kind,
                     phase=name,
-                    status=status,
+                    status=counters.status,
                     started_at=started,
                     seconds=time.monotonic() - clock,
                     details=details,
                 )
             )
+
+    def _step_id(self, name: str) -> str:
+        """Name a step in the order of steps; a later run of the same load must not write over the earlier one's."""
+        number = f"{len(self.report.steps) + 1:02d}_{name}"
+        return number if self.report.action == "loaded" else f"again{self._load.fencing_epoch}_{number}"
 
     def _decide(self, decision: Mapping[str, Any]) -> None:
         """Keep one automatic decision; published as a row of its own where the manifest lets it."""
@@ -193,38 +203,27 @@ class LoadRoute(ABC):
                 started_at=self._attempt.started,
                 plan_sha256=self._plan.sha256,
             )
-        if failed := self._run_hooks("pre_hook", done=frozenset()):
-            raise DponeError(
-                "DPONE_PRE_HOOK_FAILED",
-                f"The pre-hook {failed.id} {_ended(failed)}, so nothing was extracted.",
-                hook=failed.id,
-                status=failed.status,
-                error_code=failed.error_code,
-            )
+        self._run_hooks(
+            "pre_hook", code="DPONE_PRE_HOOK_FAILED", consequence=", so nothing was extracted.", done=frozenset()
+        )
         reach("load.pre_hooks")
 
     def post_hooks(self) -> None:
         """Step 14. A failure leaves the load COMMITTED_INCOMPLETE: the next run runs only the hooks."""
         self._boundary = "post_commit"
-        done = frozenset(self._load.facts.get("post_hooks_done", ()))
-        failed = self._run_hooks("post_hook", done=done)
-        if failed is not None:
-            succeeded = [h.id for h in self.report.hooks if h.phase == "post_hook" and h.status == "succeeded"]
-            self._keep(post_hooks_done=sorted({*done, *succeeded}))
-            raise DponeError(
-                "DPONE_POST_HOOK_FAILED",
-                f"The post-hook {failed.id} {_ended(failed)}. The load itself is committed and accepted.",
-                hook=failed.id,
-                status=failed.status,
-                error_code=failed.error_code,
-            )
+        self._run_hooks(
+            "post_hook",
+            code="DPONE_POST_HOOK_FAILED",
+            consequence=". The load itself is committed and accepted.",
+            done=frozenset(self._load.facts.get("post_hooks_done", ())),
+        )
 
-    def _run_hooks(self, phase: str, *, done: frozenset[str]) -> HookStep | None:
-        """Run the hooks of one phase; return the first that did not succeed."""
+    def _run_hooks(self, phase: str, *, code: str, consequence: str, done: frozenset[str]) -> None:
+        """Run the hooks of one phase; refuse with the code where one did not succeed."""
         hooks = self._plan.hooks.pre if phase == "pre_hook" else self._plan.hooks.post
         here = tuple(h for h in hooks if f"{phase}.{h.hook.id}" not in self._attempt.elsewhere)
         if not here:
-            return None
+            return
         with self._step(phase) as step:
             context = HookContext(process=self._process.name, run_id=self._load.run_id)
             steps = run_phase(
@@ -233,12 +232,25 @@ class LoadRoute(ABC):
                 providers=self._ports.hook_providers(frozenset(h.hook.type for h in here), context),
                 # Should the process end before the hook does: it may have run.
                 on_start=lambda hook: self._keep(hook_sent=f"{phase}.{hook.hook.id}"),
-                on_step=lambda hook: self._ports.progress.note(f"{phase} {hook.id}: {hook.status}"),
+                on_step=self._ended,
                 done=done,
             )
             self.report.hooks += steps
             step.details["hooks"] = [plain(asdict(each)) for each in steps]
-        return blocking(steps)
+            if failed := blocking(steps):
+                raise DponeError(
+                    code,
+                    f"The {phase.replace('_', '-')} {failed.id} {_ended(failed)}{consequence}",
+                    hook=failed.id,
+                    status=failed.status,
+                    error_code=failed.error_code,
+                )
+
+    def _ended(self, hook: HookStep) -> None:
+        self._ports.progress.note(f"{hook.phase} {hook.id}: {hook.status}")
+        if hook.phase == "post_hook" and hook.status == "succeeded":
+            # At once: whatever stops the load from here on, this hook is not run again for it.
+            self._keep(post_hooks_done=sorted({*self._load.facts.get("post_hooks_done", ()), hook.id}))
 
     # ---------------------------------------------------------------------------------------- the source
 
@@ -246,9 +258,8 @@ class LoadRoute(ABC):
         """Step 5: settle columns and window, and begin the snapshot that is read and measured."""
         self._boundary = "pre_finalize"
         self._attempt.boundary()
-        checkpoint = self._journal.checkpoint(self._process.name)
-        above = checkpoint.watermark if checkpoint else None
         with self._step("extract") as step:
+            above = self._read_up_to()
             self._closing = self._ports.source(self._process).open(self._process, scope=self._load.scope, above=above)
             session: SourceSession = self._closing.__enter__()
             self._session, self._columns, self._window = session, session.columns, session.window
@@ -259,37 +270,94 @@ class LoadRoute(ABC):
             step.details.update(schema_width=len(self._columns), source_snapshot=session.snapshot)
         self._keep(
             columns=[column.as_json() for column in self._columns],
-            window={"above": self._window.above, "up_to": self._window.up_to},
+            window={
+                "above": self._window.above,
+                "up_to": self._window.up_to,
+                "column": self._process.source.read.column,
+            },
+            places=places_of(self._process),
         )
         if not session.snapshot:
             self._decide({"decision": "source_snapshot", "chosen": "none", "reason": "the engine has no snapshot"})
+        if self._process.source.read.mode == "watermark":
+            chosen = "first_read" if above is None else "empty" if self._window.up_to == above else "above_checkpoint"
+            reason = "there is no checkpoint" if above is None else "what the source holds above the checkpoint"
+            self._decide({"decision": "source_scan", "chosen": chosen, "reason": reason})
+
+    def _read_up_to(self) -> str | None:
+        """The checkpoint; refused where its value is one of another column, or of rows that went elsewhere."""
+        checkpoint, read = self._journal.checkpoint(self._process.name), self._process.source.read
+        if checkpoint is None or checkpoint.watermark is None or read.mode != "watermark":
+            return None
+        earlier = self._journal.load(checkpoint.load_id)
+        column = earlier.facts.get("window", {}).get("column", read.column) if earlier else read.column
+        if column != read.column or (earlier and earlier.target != self._plan.target):
+            raise DponeError(
+                "DPONE_CHECKPOINT_FOREIGN",
+                f"{self._process.name} has a checkpoint of {column}, loaded into"
+                f" {earlier.target if earlier else self._plan.target}, and now reads by {read.column} into"
+                f" {self._plan.target}.",
+            )
+        return checkpoint.watermark
 
     def _close_source(self) -> None:
-        closing, self._closing, session, self._session = self._closing, None, self._session, None
-        if isinstance(self._source, AheadProbe) and session is not None:
-            self._source.stop(session.interrupt)
-        if closing is not None:
-            closing.__exit__(None, None, None)
+        """Let all of the source go. Each part is forgotten once it is closed, so a close can be repeated."""
+        if (end := getattr(self._reading, "close", None)) is not None:
+            with suppress(DponeError):  # a stream that was broken off; its session goes with it
+                end()
+        self._reading = None
+        if isinstance(self._source, AheadProbe) and self._session is not None:
+            self._source.stop(self._session.interrupt)
+        self._session = None
+        if self._closing is not None:
+            self._closing.__exit__(None, None, None)
+        self._closing = None
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         assert self._session is not None
-        for batch in self._session.read():
-            self._attempt.cancel.check()
+        # Kept, so that a reader that is broken off is closed with the source and not whenever it is collected.
+        self._reading = self._session.read()
+        for batch in self._timed(self._reading):
+            self._attempt.boundary()
             self.report.extracted_rows += batch.num_rows
             self.report.extracted_bytes += batch.nbytes
             self._ports.progress.rows(self.report.extracted_rows)
             yield batch
 
+    def _timed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Keep the time that is spent waiting for the source, apart from what the sink does with its rows."""
+        started, spent = datetime.now(UTC), 0.0
+        while True:
+            clock = time.monotonic()
+            batch = next(batches, None)
+            spent += time.monotonic() - clock
+            if batch is None:
+                break
+            yield batch
+        details = {"extracted_rows": self.report.extracted_rows, "extracted_bytes": self.report.extracted_bytes}
+        self.report.steps.append(
+            AuditStep(
+                step_id=self._step_id("source_export"),
+                kind="substep",  # its time is part of stage's
+                phase="source_export",
+                status="completed",
+                started_at=started,
+                seconds=spent,
+                details=details,
+            )
+        )
+
     # ------------------------------------------------------------------------------------- gates, acceptance
 
-    def _judge(self, staged: ProbePort) -> None:
+    def _judge(self, staged: Callable[[], ProbePort]) -> None:
         """Evaluate every gate, then refuse if one of them blocks."""
         process = self._process
         with self._step("gates") as step:
+            step.details["row_count"] = self.report.staged_rows
             report = run_gates(
                 process.quality.gates,
                 source=self._source,
-                staged=staged,
+                staged=staged(),
                 now=self._attempt.started,
                 scope_end=self._load.scope.end if self._load.scope else None,
                 unique_key=process.sink.unique_key,
@@ -311,10 +379,12 @@ class LoadRoute(ABC):
         policy = self._process.quality.acceptance
         if policy is None or not policy.enabled:
             return None
-        if "guard_cleared_by" in self._load.facts:
-            # An operator has looked at the target; what is measured now is evidence, and stops nobody.
-            return policy.model_copy(update={"mode": "warn_only"})
-        return policy
+        return policy.model_copy(update={"mode": "warn_only"}) if self._seen("DPONE_ACCEPTANCE") else policy
+
+    def _seen(self, code: str) -> bool:
+        """Whether an operator cleared the guard that a failure of this kind had left: what they saw stops nobody."""
+        facts = self._load.facts
+        return "guard_cleared_by" in facts and str(facts.get("failure_code", "")).startswith(code)
 
     def _validate_acceptance(self, path: acceptance.LoadPath) -> None:
         """Refuse before the target changes what cannot be measured after it."""
@@ -355,10 +425,9 @@ class LoadRoute(ABC):
             return
         reach("load.before_checkpoint")
         with self._step("persist_state"):
-            watermark = self._window.up_to if self._process.source.read.mode == "watermark" else None
-            self._load = self._journal.persist_state(
-                self._load, watermark=watermark or self._window.above, rows=self.report.staged_rows
-            )
+            # What the load itself has read, whatever the manifest says by now; no other read has a window.
+            watermark = self._window.up_to or self._window.above
+            self._load = self._journal.persist_state(self._load, watermark=watermark, rows=self.report.staged_rows)
         reach("load.after_checkpoint")
 
     def complete(self) -> LoadReport:
@@ -370,6 +439,15 @@ class LoadRoute(ABC):
             self._load, State.COMPLETE, facts={"report": summary(self.report)}, guard=None
         )
         return self.report
+
+    def _arm(self) -> None:
+        """Make the intent and the guard durable. Nothing has been sent yet: what fails here fails before finalize."""
+        try:
+            self._attempt.lease.check()
+            self._load = self._journal.transition(self._load, State.COMMITTING, guard=GuardStatus.ARMED)
+        except BaseException as error:  # noqa: BLE001 - raised again, or what is to be raised in its place
+            raise_in_place_of(error, self.failed_before_finalize(error))
+        self._boundary = "finalize"
 
     def _finish_audit(self, status: str, **details: Any) -> None:
         if not self._audit:
@@ -401,11 +479,12 @@ class LoadRoute(ABC):
                 sentence=refusal.sentence,
             )
             closed = True
+            self._governance_failed(refusal, self._boundary)
             self._finish_audit("failed", error_code=refusal.code, boundary=self._boundary)
-        except DponeError as second:
+        except Exception as second:  # noqa: BLE001
             # The first reason is the one to tell; the second only says what stayed behind.
             what = "The evidence is incomplete" if closed else "The load stays open for the next run"
-            self._ports.progress.note(f"{what} ({second.code}).")
+            self._ports.progress.note(f"{what} ({_code(second)}).")
         if not isinstance(error, Exception):
             return error
         again = (
@@ -415,10 +494,19 @@ class LoadRoute(ABC):
             refusal, boundary=self._boundary, state="unchanged", next_step=f"{refusal.next_step} {again}"
         )
 
+    def _governance_failed(self, refusal: DponeError, boundary: str) -> None:
+        with self._step("load_governance_failed") as step:
+            step.status = "failed"
+            step.details.update(boundary=boundary, error_code=refusal.code)
+            if side := refusal.details.get("side"):
+                step.details["side"] = side
+
     def failed_after_finalize(self, error: BaseException) -> BaseException:
         """The target has changed and stays so; what is missing is finished forward."""
         refusal = error if isinstance(error, DponeError) else unexpected(error)
         boundary: Boundary = "legacy_post_finalize" if self._boundary == "legacy_post_finalize" else "post_commit"
+        if self.report.action != "loaded" and refusal.code.startswith("DPONE_ACCEPTANCE"):
+            boundary = "resume_validation"
         persisted = bool(self._load.facts.get("state_persisted"))
         try:
             self._close_source()
@@ -428,12 +516,12 @@ class LoadRoute(ABC):
             if self._load.state is State.TARGET_COMMITTED:
                 self._load = self._journal.transition(self._load, State.COMMITTED_INCOMPLETE, facts=facts, guard=guard)
             else:
-                self._keep(**facts)
-            with self._step("load_governance_failed") as step:
-                step.details.update(boundary=boundary, error_code=refusal.code)
+                # Cleared once, and it failed once more: nobody loads past it before somebody has looked again.
+                self._load = self._journal.record(self._load, facts, guard=guard)
+            self._governance_failed(refusal, boundary)
             self._finish_audit("post_commit_failed", error_code=refusal.code, boundary=boundary)
-        except DponeError as second:
-            self._ports.progress.note(f"The evidence is incomplete ({second.code}).")
+        except Exception as second:  # noqa: BLE001 - as above
+            self._ports.progress.note(f"The evidence is incomplete ({_code(second)}).")
         if not isinstance(error, Exception):
             return error
         next_step = (
@@ -457,8 +545,9 @@ class LoadRoute(ABC):
                     guard=GuardStatus.TARGET_OUTCOME_UNKNOWN,
                 )
             self._finish_audit("unknown", error_code=refusal.code, boundary="finalize")
-        except DponeError as second:
-            self._ports.progress.note(f"The guard stays armed ({second.code}).")
+        except Exception as second:  # noqa: BLE001 - as above
+            what = "The evidence is incomplete" if self._load.state is State.COMMIT_UNKNOWN else "The guard stays armed"
+            self._ports.progress.note(f"{what} ({_code(second)}).")
         if not isinstance(error, Exception):
             return error
         told = DponeError(
@@ -539,9 +628,8 @@ class StagedRoute(LoadRoute):
             self.report.staged_rows = rows
             step.details.update(
                 staged_rows=rows,
-                extracted_rows=self.report.extracted_rows,
                 # Arrow's size of the rows on their way; what the engine keeps is compressed.
-                extracted_bytes=self.report.extracted_bytes,
+                staged_bytes=self.report.extracted_bytes,
             )
         self._keep(staged=plain(asdict(self._staged)), staged_rows=rows, extracted_rows=self.report.extracted_rows)
         reach("load.staged")
@@ -564,7 +652,7 @@ class StagedRoute(LoadRoute):
     def gate(self) -> None:
         """Step 8."""
         self._attempt.boundary()
-        self._judge(self._sink.staged_probe(self._process, self._columns, self._staged))
+        self._judge(lambda: self._sink.staged_probe(self._process, self._columns, self._staged))
 
     def accept_before(self) -> None:
         """Step 9: source and staging."""
@@ -587,20 +675,23 @@ class StagedRoute(LoadRoute):
     def prepare(self) -> None:
         """Build what is swapped in; PREPARED says that every check passed."""
         self._attempt.boundary()
-        with self._step("prepare"):
+        with self._step("prepare") as step:
             self._staged = self._sink.prepare(self._process, self._columns, self._staged, self._window)
             self._keep(staged=plain(asdict(self._staged)))
             self._attempt.boundary()
             self._sink.recheck(self._process, self._staged)
+            known = {name: value for name, value in self._staged.facts.items() if type(value) is int}
+            step.details.update(known, row_count=self.report.staged_rows)
+        if chosen := self._staged.facts.get("finalizer"):
+            first = "there is no target yet" if chosen == "rename" else f"the strategy is {self._process.sink.strategy}"
+            self._decide({"decision": "finalizer", "chosen": chosen, "reason": first})
         self._flush()
         self._load = self._journal.transition(self._load, State.PREPARED, guard=None)
         reach("load.prepared")
 
     def finalize(self) -> None:
         """Step 10: the intent and the guard are durable first; then the engine says what came of it."""
-        self._boundary = "finalize"
-        self._attempt.lease.check()
-        self._load = self._journal.transition(self._load, State.COMMITTING, guard=GuardStatus.ARMED)
+        self._arm()
         try:
             with self._step("finalize") as step:
                 self._attempt.lease.check()
@@ -615,11 +706,8 @@ class StagedRoute(LoadRoute):
             self._load = self._journal.transition(
                 self._load, State.TARGET_COMMITTED, guard=GuardStatus.CHECKPOINT_INCOMPLETE
             )
-        except BaseException as error:
-            failure = self._unknown(error)
-            if failure is error:
-                raise
-            raise failure from error
+        except BaseException as error:  # noqa: BLE001 - raised again, or what is to be raised in its place
+            raise_in_place_of(error, self._unknown(error))
         reach("load.committed")
 
     def accept_after(self) -> None:
@@ -649,7 +737,8 @@ class StagedRoute(LoadRoute):
         """Step 12."""
         if self._load.facts.get("state_persisted"):
             return
-        with self._step("clean"):
+        with self._step("clean") as step:
+            step.details["row_count"] = self.report.staged_rows
             self._sink.cleanup(self._process, self._staged)
         reach("load.cleaned")
 
@@ -671,10 +760,21 @@ class LegacyRoute(LoadRoute):
 
     def gate(self) -> None:
         """Step 8, late: readers have seen the rows already."""
-        if self._load.facts.get("state_persisted") or self._session is None:
+        if self._load.facts.get("state_persisted") or self._seen("DPONE_QUALITY_GATES_FAILED"):
             return
         self._boundary = "legacy_post_finalize"
-        self._judge(self._target_probe())
+        gates = self._process.quality.gates
+        if not gates and not self._process.quality.skipped_checks:
+            return
+        source = self._source
+        if any(getattr(gate, "side", "target") == "target" for gate in gates):
+            self._judge(self._target_probe)
+        elif source is not None:
+            self._judge(lambda: source)  # no gate asks the target
+        else:
+            raise DponeError(
+                "DPONE_QUALITY_GATES_FAILED", "The gates ask the source, whose snapshot went with the run that read it."
+            )
 
     def accept_before(self) -> None:
         """Step 9: what is asked for must be there, and the source is measured."""
@@ -699,9 +799,7 @@ class LegacyRoute(LoadRoute):
 
     def finalize(self) -> None:
         """Step 10: the target changes as the rows arrive."""
-        self._boundary = "finalize"
-        self._attempt.lease.check()
-        self._load = self._journal.transition(self._load, State.COMMITTING, guard=GuardStatus.ARMED)
+        self._arm()
         try:
             with self._step("finalize") as step:
                 reach("load.before_finalize")
@@ -726,12 +824,10 @@ class LegacyRoute(LoadRoute):
                 facts={"staged_rows": self.report.staged_rows, "extracted_rows": self.report.extracted_rows},
                 guard=GuardStatus.CHECKPOINT_INCOMPLETE,
             )
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - as above
             failure = self._unknown(error)
             self._close_source()
-            if failure is error:
-                raise
-            raise failure from error
+            raise_in_place_of(error, failure)
 
     def accept_after(self) -> None:
         """Step 11: the target."""
@@ -753,7 +849,14 @@ class LegacyRoute(LoadRoute):
         return self._sink.target_probe(self._process, self._columns, self._window, load_id=self._load.load_id)
 
 
+def _code(error: Exception) -> str:
+    return error.code if isinstance(error, DponeError) else unexpected(error).sentence
+
+
 def _ended(step: HookStep) -> str:
     if step.status == "unknown":
         return f"was sent and its engine was lost ({step.error_code}): it may have run"
-    return f"failed ({step.error_code})"
+    # The engine's own text may quote rows; its code, and the SQL run by hand, say the rest.
+    names = {"sqlstate": "SQLSTATE", "number": "ClickHouse error", "statement": "statement", "value": "value"}
+    told = [f"{name} {step.metrics[key]}" for key, name in names.items() if step.metrics.get(key) is not None]
+    return f"failed ({', '.join([str(step.error_code), *told])})"

@@ -9,7 +9,7 @@ from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError, unexpected
 from dpone_dagster.faults import reach
 from dpone_dagster.governance.lifecycle import finish, run
-from dpone_dagster.governance.load import LoadPlan, LoadPorts, LoadReport, close, take_over
+from dpone_dagster.governance.load import LoadPlan, LoadPorts, LoadReport, close, take_over, was_staged
 from dpone_dagster.governance.load_ports import LoadRecord
 from dpone_dagster.governance.load_route import Attempt, LegacyRoute, LoadRoute, StagedRoute
 from dpone_dagster.journal.graph import State
@@ -51,7 +51,7 @@ def run_load(
                 ports.progress.note(sentence)
 
             with ports.journal.hold(
-                plan.resources,
+                _resources(ports, plan),
                 identity=identity,
                 # A load without a day is known to those who wait for it by the day it runs on.
                 scope=scope or Scope.day(started.date()),
@@ -66,8 +66,8 @@ def run_load(
                 return run(_admit(attempt, scope))
     except DponeError:
         raise
-    except Exception as error:
-        raise unexpected(error) from error
+    except Exception as error:  # noqa: BLE001 - its text may carry row values, so it is not even shown as the cause
+        raise unexpected(error) from None
 
 
 def refuse_scope(plan: LoadPlan, scope: Scope | None, now: datetime) -> None:
@@ -87,6 +87,12 @@ def refuse_scope(plan: LoadPlan, scope: Scope | None, now: datetime) -> None:
             "DPONE_SCOPE_BEFORE_START",
             f"The day {scope.key} is before {plan.process.name}'s start {read.start_date}.",
         )
+
+
+def _resources(ports: LoadPorts, plan: LoadPlan) -> tuple[str, ...]:
+    """The locks of the plan, and of the target of what is left open: the manifest may have named another then."""
+    left = ports.journal.open_load(plan.process.name)
+    return (*plan.resources, f"target:{left.target}") if left else plan.resources
 
 
 def _settle(attempt: Attempt, scope: Scope | None) -> LoadReport | None:
@@ -117,9 +123,9 @@ def _settle(attempt: Attempt, scope: Scope | None) -> LoadReport | None:
     if load.state not in (State.TARGET_COMMITTED, State.COMMITTED_INCOMPLETE):
         raise DponeError("DPONE_JOURNAL_CORRUPT", f"A load of {name} is {load.state} without a guard.")
     action = "hooks_finished" if load.facts.get("state_persisted") else "finished"
-    finished = finish(_route(attempt, load, action=action))
-    # A load without a day is what was asked for; another day still has to be loaded.
-    return finished if load.scope == scope else None
+    finished = finish(_route(attempt, load, action=action, staged=was_staged(load)))
+    # A load without a day is what was asked for; another day, or another target, still has to be loaded.
+    return finished if load.scope == scope and load.target == attempt.plan.target else None
 
 
 def _skipped(attempt: Attempt, scope: Scope | None) -> LoadReport | None:
@@ -142,9 +148,10 @@ def _admit(attempt: Attempt, scope: Scope | None) -> LoadRoute:
         scope=scope,
     )
     reach("load.admitted")
-    return _route(attempt, load, action="loaded")
+    return _route(attempt, load, action="loaded", staged=not attempt.process.legacy)
 
 
-def _route(attempt: Attempt, load: LoadRecord, *, action: str) -> LoadRoute:
-    route = LegacyRoute if attempt.process.legacy else StagedRoute
-    return route(attempt, load, attempt.report(load=load, scope=load.scope, action=action))
+def _route(attempt: Attempt, load: LoadRecord, *, action: str, staged: bool) -> LoadRoute:
+    report = attempt.report(load=load, scope=load.scope, action=action)
+    report.finalization = "pre_finalize" if staged else "legacy_post_finalize"
+    return (StagedRoute if staged else LegacyRoute)(attempt, load, report)

@@ -67,6 +67,24 @@ ExactDecimal = Annotated[
 ]
 
 
+_SIGNED_DECIMAL = r"^-?[0-9]{1,20}(\.[0-9]{1,20})?$"
+
+
+def _signed_decimal(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch(_SIGNED_DECIMAL, value):
+        raise ValueError("should be a plain decimal number, such as -0.5")
+    return value if isinstance(value, str) else _plain_decimal(value)
+
+
+SignedDecimal = Annotated[
+    Decimal,
+    Field(allow_inf_nan=False),
+    BeforeValidator(_signed_decimal),
+    Strict(False),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": _SIGNED_DECIMAL}]}),
+]
+
+
 def _unique(names: tuple[str, ...] | None, field: str) -> None:
     if names is not None and len(set(names)) != len(names):
         raise ValueError(f"{field} repeats a name")
@@ -215,6 +233,8 @@ class Hook(ClosedModel):
             raise ValueError("kind should be notification for a webhook")
         if self.type == "webhook" and (has_sql or self.webhook is None):
             raise ValueError("webhook should name the environment variable of the address, and stands without SQL")
+        if self.kind == "data_quality_probe" and self.type in ("sql", "webhook"):
+            raise ValueError("type should be data_quality_probe for this kind: sql alone compares nothing")
         if (self.type == "data_quality_probe") != (self.expect is not None):
             raise ValueError("expect belongs to data_quality_probe, which needs it")
         if self.webhook is not None and self.type != "webhook":
@@ -547,8 +567,8 @@ class CustomSqlGate(_Gate):
     side: Side = "target"
     sql: Annotated[str, Field(min_length=1)] | None = None
     sql_file: Annotated[str, Field(min_length=1)] | None = None
-    min: ExactDecimal | None = None
-    max: ExactDecimal | None = None
+    min: SignedDecimal | None = None
+    max: SignedDecimal | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> "CustomSqlGate":
@@ -827,6 +847,11 @@ class Process(ClosedModel):
         for index, gate in enumerate(self.quality.gates):
             if isinstance(gate, FreshnessGate) and gate.reference == "scope_end" and read != "daily":
                 raise ValueError(f"quality.gates.{index}.reference scope_end needs source.read.mode daily")
+            if self.legacy and not self.sink.options.lineage.enabled and getattr(gate, "side", "target") == "target":
+                # Nothing else tells the rows of this load from the others in the target.
+                raise ValueError(
+                    f"quality.gates.{index} judges rows in the target: sink.options.lineage.enabled is needed"
+                )
 
     @property
     def legacy(self) -> bool:
@@ -859,7 +884,7 @@ class FlowManifest(ClosedModel):
         name: the flow's name.
         description: for readers.
         loads: one entry a load.
-        quality: for every process that has none of its own.
+        quality: gates for every process that declares none, acceptance for every one that declares none.
     """
 
     kind: Literal["dpone.flow.v1"]
@@ -871,6 +896,9 @@ class FlowManifest(ClosedModel):
     @model_validator(mode="after")
     def _names_are_unique(self) -> "FlowManifest":
         _unique(tuple(process.name for process in self.loads), "processes")
+        targets = [process.sink.table.dotted for process in self.loads]
+        if twice := [target for target in targets if targets.count(target) > 1]:
+            raise ValueError(f"processes load {twice[0]} twice: a target belongs to one process")
         for index, process in enumerate(self.processes):
             try:
                 process.check()
@@ -880,12 +908,19 @@ class FlowManifest(ClosedModel):
 
     @property
     def processes(self) -> Iterator[Process]:
-        """Each process, with the manifest's quality where it declares none."""
+        """Each process, with the flow's gates and acceptance where it declares none itself."""
         for process in self.loads:
-            if self.quality is not None and "quality" not in process.model_fields_set:
-                yield process.model_copy(update={"quality": self.quality})
-            else:
+            own = process.quality.model_fields_set if "quality" in process.model_fields_set else set()
+            given = self.quality.model_fields_set if self.quality else set()
+            # Checks of the older form are gates, some of which nobody can run: they come or stay together.
+            groups = ({"gates", "skipped_checks"}, {"acceptance"})
+            inherited = {name for group in groups if not group & own for name in group & given}
+            if not inherited:
                 yield process
+                continue
+            fields = {name: self.quality if name in inherited else process.quality for name in Quality.model_fields}
+            quality = Quality(**{name: getattr(holder, name) for name, holder in fields.items()})
+            yield process.model_copy(update={"quality": quality})
 
 
 Manifest = Annotated[BatchManifest | FlowManifest, Field(discriminator="kind")]

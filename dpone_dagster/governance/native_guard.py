@@ -5,14 +5,23 @@ what became of the target, the proof is believed and the operator's word may not
 nothing, the operator's word is needed, and is kept with their login and reason.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load import LoadPlan, LoadPorts, close, query_prefix, staged_of, take_over
-from dpone_dagster.governance.load_ports import FinalizeOutcome, LoadRecord
+from dpone_dagster.governance.load import (
+    LoadPlan,
+    LoadPorts,
+    as_admitted,
+    close,
+    query_prefix,
+    staged_of,
+    take_over,
+    was_staged,
+)
+from dpone_dagster.governance.load_ports import FinalizeOutcome, GuardStatus, LoadRecord, Visibility
 from dpone_dagster.journal.graph import State
 from dpone_dagster.ports import RunIdentity
 
@@ -52,7 +61,8 @@ def show(ports: LoadPorts, plan: LoadPlan) -> GuardView | None:
     load = ports.journal.load(guard.load_id)
     if load is None:
         raise DponeError("DPONE_JOURNAL_CORRUPT", f"The guard of {guard.process} names a load that is not there.")
-    proven = _proven(ports, plan, load)
+    # Whoever only looks ends nobody's statements: the load may be running.
+    proven = _proven(ports, plan, load, end=False)
     word = "" if proven else " --outcome committed|not-committed"
     return GuardView(
         process=guard.process,
@@ -73,7 +83,8 @@ def clear(ports: LoadPorts, plan: LoadPlan, *, identity: RunIdentity, reason: st
     """Clear a guard: settle the load by proof or by the operator's word, and let the next run go on from there.
 
     A load that is settled as committed is finished forward by the next run; one that is not is closed, and its
-    staging dropped.
+    staging dropped. One that was stopped between two partitions is sent forward, unless the operator says that it is
+    not committed. The guard goes only once the load is settled, so that whoever is stopped in here clears again.
 
     Raises:
         DponeError: DPONE_LOAD_NOT_GUARDED; DPONE_GUARD_WORD_NEEDED where nothing is proven and no word is given;
@@ -91,24 +102,29 @@ def clear(ports: LoadPorts, plan: LoadPlan, *, identity: RunIdentity, reason: st
         on_wait=ports.progress.note,
     ) as lease:
         view = show(ports, plan)
-        load = ports.journal.load(guard.load_id)
+        # While we waited for the locks, the guard may have gone and another load may have left its own.
+        load = ports.journal.load(view.load_id) if view else None
         if view is None or load is None:
             raise DponeError("DPONE_LOAD_NOT_GUARDED", f"{name} has no guard any more.")
         load = take_over(ports, lease, load)
-        proven = _proven(ports, plan, load)
+        proven = _proven(ports, plan, load) or (None if word == "not-committed" else _forward(ports, plan, load))
         if proven and word and proven != word:
             raise DponeError("DPONE_GUARD_CONTRADICTED", f"The engine proves that the load of {name} is {proven}.")
+        view = replace(view, proven=proven or "nothing")
         outcome = proven or word
         if outcome is None:
             raise DponeError("DPONE_GUARD_WORD_NEEDED", f"The engine does not prove what became of {guard.target}.")
-        load = ports.journal.clear_guard(load, reason=reason)
+        move, unknown = ports.journal.transition, GuardStatus.TARGET_OUTCOME_UNKNOWN
         if outcome == "committed":
             if load.state in (State.COMMITTING, State.COMMIT_UNKNOWN):
-                ports.journal.transition(load, State.TARGET_COMMITTED, guard=None)
+                load = move(load, State.TARGET_COMMITTED, guard=GuardStatus.CHECKPOINT_INCOMPLETE)
+            ports.journal.clear_guard(load, reason=reason)
             return view
         if load.state is State.COMMITTING:
-            load = ports.journal.transition(load, State.COMMIT_UNKNOWN, guard=None)
-        load = ports.journal.transition(load, State.PREPARED, guard=None)
+            load = move(load, State.COMMIT_UNKNOWN, guard=unknown)
+        if load.state is State.COMMIT_UNKNOWN:
+            load = move(load, State.PREPARED, guard=unknown)
+        load = ports.journal.clear_guard(load, reason=reason)
         close(
             ports,
             plan.resolved,
@@ -120,15 +136,29 @@ def clear(ports: LoadPorts, plan: LoadPlan, *, identity: RunIdentity, reason: st
         return view
 
 
-def _proven(ports: LoadPorts, plan: LoadPlan, load: LoadRecord) -> Word | None:
+def _proven(ports: LoadPorts, plan: LoadPlan, load: LoadRecord, *, end: bool = True) -> Word | None:
     if load.state in (State.TARGET_COMMITTED, State.COMMITTED_INCOMPLETE):
         return "committed"
-    if plan.process.legacy:
+    if load.state in (State.PREPARING, State.PREPARED):
+        return "not-committed"
+    if not was_staged(load):
         return None  # rows went in as they came; nothing tells how many
-    outcome = ports.sink(query_prefix(load.load_id)).outcome(plan.resolved, staged_of(load))
+    outcome = ports.sink(query_prefix(load.load_id)).outcome(plan.resolved, staged_of(load), end=end)
     words: dict[FinalizeOutcome, Word | None] = {
         FinalizeOutcome.COMMITTED: "committed",
         FinalizeOutcome.NOT_COMMITTED: "not-committed",
         FinalizeOutcome.UNKNOWN: None,
     }
     return words[outcome]
+
+
+def _forward(ports: LoadPorts, plan: LoadPlan, load: LoadRecord) -> Word | None:
+    """Send what was stopped midway once more. The sink refuses where the target is not this load's own half."""
+    sink = ports.sink(query_prefix(load.load_id))
+    if not was_staged(load) or sink.describe(load.strategy).visibility is not Visibility.PER_PARTITION:
+        return None  # it has no half
+    try:
+        sink.finalize(as_admitted(plan.resolved, load), staged_of(load))
+    except DponeError as error:
+        ports.progress.note(f"The load cannot be sent forward ({error.code}).")
+    return _proven(ports, plan, load)

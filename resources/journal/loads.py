@@ -66,14 +66,15 @@ class SqlLoadJournal:
 
         def work(connection: sa.Connection) -> LoadRecord:
             epochs = lock_guards(connection, resources)
-            for earlier in _loads(connection, t.load.c.process == process, _OPEN):
+            # A route is known by its target as well: a process may have been renamed.
+            for earlier in _loads(connection, (t.load.c.process == process) | (t.load.c.target == target), _OPEN):
                 raise DponeError(
                     "DPONE_LOAD_OPEN",
-                    f"A load of {process} is {earlier.state} and must be settled first.",
+                    f"A load of {earlier.process} into {earlier.target} is {earlier.state} and must be settled first.",
                     load_id=earlier.load_id,
                     state=str(earlier.state),
                 )
-            if (guard := _guard(connection, process)) is not None:
+            if (guard := _guard(connection, process) or _guard_of(connection, target)) is not None:
                 raise guarded(guard)
             mart = connection.scalar(sa.select(t.baseline.c.mart).where(t.baseline.c.target == target))
             if mart is not None:
@@ -140,9 +141,11 @@ class SqlLoadJournal:
         successor = replace(load, state=edge.target, unknown_since=unknown_since)
         return self._change(load, successor, "transition", facts or {}, lambda c: _set_guard(c, load, guard))
 
-    def record(self, load: LoadRecord, facts: Mapping[str, Any]) -> LoadRecord:
+    def record(self, load: LoadRecord, facts: Mapping[str, Any], *, guard: GuardStatus | None = None) -> LoadRecord:
         """See ``LoadJournalPort.record``."""
-        return self._change(load, load, "record", facts, lambda connection: None)
+        return self._change(
+            load, load, "record", facts, lambda c: None if guard is None else _set_guard(c, load, guard)
+        )
 
     def persist_state(self, load: LoadRecord, *, watermark: str | None, rows: int) -> LoadRecord:
         """See ``LoadJournalPort.persist_state``."""
@@ -265,12 +268,18 @@ class SqlLoadJournal:
         ]
 
 
+def open_load_of(connection: sa.Connection, target: str) -> str | None:
+    """The process whose load into a target is not settled; None where there is none."""
+    found = _loads(connection, t.load.c.target == target, _OPEN)
+    return found[0].process if found else None
+
+
 def guarded(guard: LoadGuard) -> DponeError:
     """The refusal to load a guarded route."""
     return DponeError(
         "DPONE_LOAD_GUARDED",
         f"{guard.process} into {guard.target} is guarded ({guard.status}): manual reconciliation is required.",
-        next_step=f"Run `dpone guard show {guard.process}`, reconcile, then `dpone guard clear {guard.process}`.",
+        next_step=f"Run `dpone guard show` with the manifest of {guard.process}, compare, then `dpone guard clear`.",
         load_id=guard.load_id,
         guard=str(guard.status),
         reason="native_transfer_manual_reconciliation_required",
@@ -316,6 +325,11 @@ def _loads(connection: sa.Connection, *wanted: sa.ColumnElement[bool], limit: in
 def _guard(connection: sa.Connection, process: str) -> LoadGuard | None:
     row = connection.execute(sa.select(t.load_guard).where(t.load_guard.c.process == process)).mappings().first()
     return LoadGuard(**{**row, "status": GuardStatus(row["status"])}) if row else None
+
+
+def _guard_of(connection: sa.Connection, target: str) -> LoadGuard | None:
+    process = connection.scalar(sa.select(t.load_guard.c.process).where(t.load_guard.c.target == target))
+    return _guard(connection, process) if process is not None else None
 
 
 def _status(connection: sa.Connection, process: str) -> str | None:

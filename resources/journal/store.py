@@ -33,7 +33,7 @@ from dpone_dagster.ports import (
 from resources.journal import records
 from resources.journal import tables as t
 from resources.journal.guards import lock_guards, raise_guards
-from resources.journal.loads import SqlLoadJournal
+from resources.journal.loads import SqlLoadJournal, open_load_of
 from resources.journal.locks import Locks, mart_resource, resources_of, target_resource, workflow_resource
 from resources.journal.transactions import JournalPolicy, Sessions
 
@@ -308,6 +308,10 @@ class SqlJournal:
         def work(connection: sa.Connection) -> None:
             if adopted(connection):
                 return
+            if (process := open_load_of(connection, target)) is not None:
+                raise DponeError(
+                    "DPONE_LOAD_OPEN", f"A load of {process} into {target} is not settled, so nobody knows its rows."
+                )
             now = datetime.now(UTC)
             first = {"target": target, "uuid": target_uuid, "generation": 1}
             _write_documents(connection, [receipt])

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from dpone_dagster.contracts.mart import Relation, Scope
 from dpone_dagster.errors import DponeError
+from dpone_dagster.governance.load import places_of
 from dpone_dagster.governance.load_ports import (
     Columns,
     FinalizeOutcome,
@@ -95,14 +96,11 @@ class ClickHouseStagedSink:
         ddl = single_node(process)
         refuse_reserved(columns)
         design = self._design(process, columns)
-        target = _target(process)
-        # Where things are is the load's to say from here on, whatever becomes of the manifest.
-        places = {
-            "target": {"schema": target.schema_name, "name": target.name},
-            "scratch_schema": process.sink.staging.schema_name or target.schema_name,
-        }
         staged = StagedLoad(
-            load_id=load_id, epoch=epoch, target_uuid=design.uuid if design else None, facts={"places": places}
+            load_id=load_id,
+            epoch=epoch,
+            target_uuid=design.uuid if design else None,
+            facts={"places": places_of(process)},
         )
         stage = _scratch(process, staged, "stage")
         self._admit_database(ddl, stage.schema_name)
@@ -371,16 +369,22 @@ class ClickHouseStagedSink:
                     elif partition in present:
                         self._statements.run(ddl.move_partition(target, partition, _table(staged, "removed")))
 
-    def outcome(self, process: Process, staged: StagedLoad) -> FinalizeOutcome:
+    def outcome(self, process: Process, staged: StagedLoad, *, end: bool = True) -> FinalizeOutcome:
         """Read from the engine whether ``finalize`` took effect.
 
-        Before it says anything but COMMITTED it ends this load's statements, which could still take effect.
+        Before it says anything but COMMITTED no statement of this load may be left that could still take effect.
+
+        Args:
+            end: end such statements; otherwise the answer is UNKNOWN while there are any, since a worker may be alive.
         """
         if "finalizer" not in staged.facts:
             return FinalizeOutcome.NOT_COMMITTED  # nothing was prepared, so nothing was ever sent
         try:
             if (found := self._outcome(process, staged)) is not FinalizeOutcome.COMMITTED:
-                self.quiesce(staged)
+                if end:
+                    self.quiesce(staged)
+                elif quiescence.running(self._statements, self.query_prefix):
+                    return FinalizeOutcome.UNKNOWN
                 found = self._outcome(process, staged)
         except DponeError as error:
             if error.code in ("DPONE_ENGINE_UNAVAILABLE", "DPONE_ENGINE_BUSY"):
@@ -397,10 +401,11 @@ class ClickHouseStagedSink:
             waiting = self._statements.find_uuid(_table(staged, "shadow")) == shadow_uuid
             return FinalizeOutcome.NOT_COMMITTED if waiting or now == staged.target_uuid else FinalizeOutcome.UNKNOWN
         touched, blocks = staged.facts["touched"], staged.facts["blocks"]
-        state = target_state(self._statements, target) if now == staged.target_uuid else None
-        if state is None or self._statements.find_uuid(_table(staged, "shadow")) != shadow_uuid:
+        if now != staged.target_uuid:
             return FinalizeOutcome.UNKNOWN
-        if not self._not_in_place(target, staged, touched):
+        state = target_state(self._statements, target)
+        waiting = self._statements.find_uuid(_table(staged, "shadow")) == shadow_uuid
+        if waiting and not self._not_in_place(target, staged, touched):
             return FinalizeOutcome.COMMITTED
         as_before = all(state.blocks.get(each) == blocks.get(each) for each in touched)
         if as_before and state.sha256(without=touched) == staged.facts["state_sha256"]:

@@ -69,7 +69,31 @@ def plan(loaded: LoadedManifest, process: Process, *, root: Path | None = None) 
         dialects["source"] = _DIALECTS[process.source.type]
     if root is None:
         root = project_root(loaded.path) if loaded.path else Path.cwd()
-    return plan_load(process, manifest=loaded.path, root=root, dialects=dialects, shown=loaded.shown)
+    try:
+        planned = plan_load(process, manifest=loaded.path, root=root, dialects=dialects, shown=loaded.shown)
+        # An unknown type must not wait until its hook's turn comes.
+        hook_providers(planned.hooks.types, HookContext(process=process.name, run_id=""))
+    except DponeError as error:
+        raise _located(error, loaded, process) from None
+    return planned
+
+
+def _located(error: DponeError, loaded: LoadedManifest, process: Process) -> DponeError:
+    """Say in which file and line a plan was refused."""
+    field = error.details.get("field")
+    hooks = process.source.options.hooks
+    for phase in ("pre_hook", "post_hook"):
+        for index, hook in enumerate(getattr(hooks, phase)):
+            if error.details.get("hook") == f"{phase}.{hook.id}" or error.details.get("type") == hook.type:
+                field = field or f"source.options.hooks.{phase}.{index}"
+        if error.details.get("phase") == phase:
+            field = field or f"source.options.hooks.{phase}"
+    line = loaded.line(field, process=process.name) if field else None
+    where = f"{loaded.shown}:{line}" if line else loaded.shown
+    details = {**error.details, "file": loaded.shown, "line": line, "field": field}
+    return DponeError(
+        error.code, f"{where} {error.sentence}", next_step=error.next_step, **{k: v for k, v in details.items() if v}
+    )
 
 
 def plan_manifest(path: Path, *, selector: str | None = None) -> LoadPlan:

@@ -30,6 +30,7 @@ from resources.dialects import clickhouse, postgres
 from resources.loads.asset_rows import RESERVED, AssetLoadSource, admit_name, refuse_values
 from resources.loads.probes import ClickHouseProbe, PostgresProbe
 from resources.loads.session import Session
+from resources.postgres_source import told_apart
 
 __all__ = ["AssetLoadSource", "ClickHouseLoadSource", "PostgresLoadSource", "read_clickhouse_table"]
 
@@ -311,7 +312,7 @@ class PostgresLoadSource:
                 cursor.execute("set transaction isolation level repeatable read, read only")
                 cursor.execute(f"set transaction snapshot '{snapshot}'")
                 cursor.execute(f"select {selected} from {relation} where {where}")
-                for batch in _told_apart(connection, cursor.fetch_record_batch()):
+                for batch in told_apart(connection, cursor.fetch_record_batch()):
                     yield _exact_batch(batch, schema)
         except (adbc.OperationalError, OSError):
             raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the read of the source.") from None
@@ -319,18 +320,6 @@ class PostgresLoadSource:
             raise DponeError(
                 "DPONE_SOURCE_REFUSED", f"The read of the source was refused ({type(error).__name__})."
             ) from None
-
-
-def _told_apart(connection: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Tell a refused statement from a lost session: the driver reports both alike once the stream has begun."""
-    try:
-        yield from batches
-    except (pa.ArrowException, OSError):
-        try:
-            connection.rollback()  # a session that still answers refused the statement
-        except (adbc.Error, OSError):
-            raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the read of the source.") from None
-        raise DponeError("DPONE_SOURCE_REFUSED", "The SQL engine refused the read of the source midway.") from None
 
 
 class _Postgres:

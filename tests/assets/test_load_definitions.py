@@ -112,6 +112,9 @@ def test_a_process_is_an_asset_with_what_its_manifest_says(built: Callable[..., 
     node = graph.get(dg.AssetKey("orders"))
     assert keys(node.parent_keys) == {"upstream", "some/key", "rep/orders", "raw/a"}
     assert keys(node.child_keys) == {"mart/sums"}
+    # What the hooks read and write, and the source, are drawn although Dagster makes none of them.
+    assert keys(spec.key for spec in found.outputs) == {"rep/orders", "raw/a", "mart/sums"}
+    assert keys(graph.get(dg.AssetKey(["rep", "orders"])).parent_keys) == {"raw/a"}
     assert (node.group_name, list(node.owners), node.kinds) == ("sales", ["team:analytics"], {"postgres", "clickhouse"})
     assert node.code_version == found.plans["orders"].sha256
     assert node.partitions_def is None
@@ -391,4 +394,4 @@ def test_dg_looks_for_the_projects_own_components() -> None:
     # tests/dagster/test_definitions.py runs `dg check defs`, which checks their YAML first.
     assert 'defs_module = "assets.loads.defs"' in (ROOT / "pyproject.toml").read_text()
     assert (ROOT / "assets/loads/defs/airports/defs.yaml").is_file()
-    assert keys(a.key for a in component_definitions(ROOT).assets or ()) == {"airports"}
+    assert keys(a.key for a in component_definitions(ROOT).assets or ()) == {"airports", "source_data/airports"}

@@ -228,7 +228,7 @@ def test_a_failed_inline_post_hook_is_finished_by_the_next_run(case: Case, insta
     assert not result.success
     assert checks(result) == {"same_rows": (True, ERROR, "passed"), "same_values": (True, ERROR, "passed")}
     lines = failures(result)[f"{case.name}_load"].description.splitlines()
-    assert lines[0].startswith("DPONE_POST_HOOK_FAILED: The post-hook notify failed (DPONE_HOOK_FAILED).")
+    assert lines[0].startswith("DPONE_POST_HOOK_FAILED: The post-hook notify failed (DPONE_HOOK_FAILED, SQLSTATE 42P01")
     assert (
         lines[1]
         == f"Target: {case.database}.orders has changed and is not rolled back; readers see the rows of this load."
@@ -590,3 +590,22 @@ def test_minutes_late_count_no_early_arrival() -> None:
         {"flight_day": day, "carrier_id": 1, "flights": 3, "cancelled": 1, "minutes_late": 12},
         {"flight_day": day, "carrier_id": 2, "flights": 1, "cancelled": 0, "minutes_late": 3},
     ]
+
+
+def test_a_partitioned_assets_days_cannot_replace_each_other(case: Case) -> None:
+    case.manifest["source"] = {"type": "asset"}
+    days = dg.DailyPartitionsDefinition(start_date="2024-03-01", timezone="UTC")
+
+    @dg.asset(partitions_def=days, metadata={METADATA_KEY: f"manifests/{case.path.name}"})
+    def people() -> pa.Table:
+        return PEOPLE
+
+    for strategy, admitted in (("full_refresh", False), ("append", False), ("merge", True)):
+        case.plan(sink__strategy=strategy)
+        if admitted:
+            assert len(staged_assets([people], root=case.folder)) == 1
+            continue
+        with pytest.raises(DponeError) as refused:
+            staged_assets([people], root=case.folder)
+        assert refused.value.code == "DPONE_IO_MANAGER_MANIFEST"
+        assert strategy in refused.value.sentence

@@ -86,6 +86,11 @@ class Case:
 
     def plan(self, **changes: Any) -> LoadPlan:
         """Write the manifest (with changes by dotted name) and plan it."""
+        self.plan_file(**changes)
+        return plan_manifest(self.path)
+
+    def plan_file(self, **changes: Any) -> None:
+        """Write the manifest, whatever a plan says of it."""
         document = copy.deepcopy(self.manifest)
         for dotted, value in changes.items():
             *above, last = dotted.split("__")
@@ -95,7 +100,6 @@ class Case:
             place[last] = value
         self.path.parent.mkdir(exist_ok=True)
         self.path.write_text(yaml.safe_dump(document, sort_keys=False))
-        return plan_manifest(self.path)
 
     @property
     def loads(self) -> Loads:

@@ -217,7 +217,7 @@ def test_the_python_api_says_what_the_command_says(case: Case) -> None:
     by_api = case.runtime.journal.loads.load(report.load_id or "")
     assert by_command is not None
     assert by_api is not None
-    volatile = {"seconds", "steps", "rows_replaced"}  # the first load replaced nothing
+    volatile = {"seconds", "steps", "rows_replaced", "decisions"}  # the first load replaced nothing
     one, other = ({k: v for k, v in load.facts["report"].items() if k not in volatile} for load in (by_command, by_api))
     for summary in (one, other):
         for hook in summary["hooks"]:
@@ -226,3 +226,92 @@ def test_the_python_api_says_what_the_command_says(case: Case) -> None:
             snapshot.pop("dataset")
     assert one == other
     assert by_command.plan_sha256 == by_api.plan_sha256 == plan.sha256
+
+
+def test_a_flow_runs_in_order_and_stops_at_the_first_failure(case: Case) -> None:
+    import copy
+
+    def process(name: str, **quality: Any) -> dict[str, Any]:
+        one = copy.deepcopy({k: v for k, v in case.manifest.items() if k != "kind"})
+        one["name"] = f"{case.name}_{name}"
+        one["source"].pop("options")
+        one["sink"]["table"]["name"] = f"orders_{name}"
+        one["quality"] = quality
+        return one
+
+    first, second, third = (process(name) for name in ("first", "second", "third"))
+    first["depends_on"] = [second["name"]]
+    first["quality"] = {"gates": [{"id": "enough", "type": "min_rows", "threshold": 11}]}
+    third["depends_on"] = [first["name"]]
+    case.path.parent.mkdir(exist_ok=True)
+    import yaml
+
+    flow = {"kind": "dpone.flow.v1", "name": "several", "processes": [first, second, third]}
+    case.path.write_text(yaml.safe_dump(flow, sort_keys=False))
+    code, planned = told("plan", str(case.path))
+    assert code == 0
+    assert [each["process"] for each in planned["processes"]] == [second["name"], first["name"], third["name"]]
+    code, answer = told("run", str(case.path))
+    assert code == 1
+    assert [(each["process"], each["passed"]) for each in answer["processes"]] == [
+        (second["name"], True),
+        (first["name"], False),
+    ]
+    assert answer["not_run"] == [third["name"]]
+    assert (answer["passed"], answer["result"]["error_code"]) == (False, "DPONE_QUALITY_GATES_FAILED")
+    tables = f"select name from system.tables where database = '{case.database}' and name like 'orders%'"
+    assert case.truth.clickhouse(tables) == [("orders_second",)]
+
+
+def test_markdown_and_text_answer_on_stdout(case: Case) -> None:
+    case.plan(quality={"gates": [{"id": "enough", "type": "min_rows", "threshold": 11}]})
+    code, stdout = run("run", str(case.path), "--format", "markdown")
+    assert code == 1
+    assert f"## {case.name}: **failed**" in stdout
+    assert "DPONE_QUALITY_GATES_FAILED: Blocking gates failed: enough." in stdout
+    assert "| enough | min_rows | error | failed | 10 rows, at least 11 wanted |" in stdout
+    assert "| target_state | unchanged |" in stdout
+    assert "secret" not in stdout
+    code, stdout = run("run", str(case.path.with_name("none.yaml")))
+    assert code == 1
+    assert "DPONE_MANIFEST_ABSENT" in stdout
+
+
+def test_the_run_id_is_the_journals(case: Case) -> None:
+    case.plan()
+    _, answer = told("run", str(case.path))
+    load = case.runtime.journal.loads.last_load(case.name)
+    assert load is not None
+    assert load.run_id == answer["run_id"]
+    rows = case.truth.clickhouse(f"select run_id from {case.database}.__dpone__loads final")
+    assert rows == [(answer["run_id"],)]
+
+
+def test_what_a_plan_refuses_is_told_with_file_and_line(case: Case) -> None:
+    hooks = case.manifest["source"]["options"]["hooks"]["pre_hook"]
+    for change, code, said in (
+        ({"type": "sqll"}, "DPONE_PROVIDER_UNKNOWN", "Did you mean sql?"),
+        ({"depends_on": ["frist"]}, "DPONE_HOOK_GRAPH", "Did you mean first?"),
+        ({"mutates_source": False}, "DPONE_HOOK_MUTATES", "pre_hook.second"),
+    ):
+        before = dict(hooks[0])
+        hooks[0].update(change)
+        case.plan_file()
+        _, answer = told("plan", str(case.path))
+        result = answer["result"]
+        assert result["error_code"] == code
+        assert said in result["message"]
+        assert result["message"].startswith("manifests/orders.yaml:")
+        written = case.path.read_text().splitlines()[result["details"]["line"] - 1]
+        assert "pre_hook:" in written or "id: second" in written
+        hooks[0].clear()
+        hooks[0].update(before)
+
+
+def test_an_answer_that_cannot_be_kept_stops_before_anything_runs(case: Case) -> None:
+    case.plan()
+    blocked = case.folder / "file"
+    blocked.write_text("")
+    code, answer = told("hooks", "execute", str(case.path), "--phase", "pre_hook", "--output", str(blocked / "x.json"))
+    assert (code, answer["result"]["error_code"]) == (1, "DPONE_OUTPUT_UNWRITABLE")
+    assert case.calls() == []

@@ -22,8 +22,12 @@ WHOLE: dict[str, Any] = {
 
 
 def whole(**changes: Any) -> dict[str, Any]:
-    """Return the valid manifest with dotted fields (``__`` for a dot) set; None takes one out."""
+    """Return the valid manifest with dotted fields (``__`` for a dot) set; None takes one out.
+
+    Another name means another target.
+    """
     document = copy.deepcopy(WHOLE)
+    document["sink"]["table"]["name"] = changes.get("name") or document["name"]
     for dotted, value in changes.items():
         *parents, last = dotted.split("__")
         node = document

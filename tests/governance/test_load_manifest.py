@@ -238,6 +238,29 @@ RULES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         "processes",
         {**flow({}), "processes": [whole(kind=None), whole(kind=None, name="other")]},
     ),
+    "a target of two processes": (
+        {**flow({}), "processes": [whole(kind=None), {**whole(kind=None), "name": "other"}]},
+        "processes",
+        {**flow({}), "processes": [whole(kind=None), whole(kind=None, name="other")]},
+    ),
+    "a probe that compares nothing": (
+        hook(kind="data_quality_probe", **SQL),
+        HOOK + ".kind",
+        hook(kind="data_quality_probe", type="data_quality_probe", expect=0, **SQL),
+    ),
+    "gates that cannot tell a legacy load's rows": (
+        whole(
+            sink__strategy="append",
+            sink__options={"load_governance": {"finalization_phase": "legacy_post_finalize"}},
+            quality__gates=[{"id": "g", "type": "min_rows", "threshold": 1}],
+        ),
+        "quality.gates.0",
+        whole(
+            sink__strategy="append",
+            sink__options={"load_governance": {"finalization_phase": "legacy_post_finalize"}},
+            quality__gates=[{"id": "g", "type": "min_rows", "threshold": 1, "side": "source"}],
+        ),
+    ),
     "a flow's quality that does not fit a process": (
         flow(SCOPE_END),
         "quality",
@@ -264,10 +287,16 @@ def test_a_process_has_the_flows_quality_unless_it_has_its_own() -> None:
             whole(kind=None),
             whole(kind=None, name="b", quality=own),
             whole(kind=None, name="c", quality={}),
+            whole(kind=None, name="d", quality={"gates": []}),
         ],
     }
     loaded = parse_manifest(document).processes
-    assert [[g.id for g in p.quality.gates] for p in loaded] == [["shared"], ["own"], []]
+    assert [[g.id for g in p.quality.gates] for p in loaded] == [["shared"], ["own"], ["shared"], []]
+    # Field by field: gates of one's own do not make a required acceptance vanish.
+    document["quality"] = {**shared, "acceptance": {"enabled": True, "mode": "required"}}
+    loaded = parse_manifest(document).processes
+    assert [p.quality.acceptance and p.quality.acceptance.mode for p in loaded] == ["required"] * 4
+    assert [[g.id for g in p.quality.gates] for p in loaded] == [["shared"], ["own"], ["shared"], []]
 
 
 @pytest.mark.parametrize(

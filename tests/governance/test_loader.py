@@ -4,20 +4,24 @@ import json
 import random
 import time
 from copy import deepcopy
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from governance.manifests import as_yaml, attempt, load_text, refusal, refusals, whole
+from governance.scripted import Scripted
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from dpone_dagster.errors import DponeError
+from dpone_dagster.errors import CODES, DponeError
+from dpone_dagster.governance.gate_runner import run_gates
 from dpone_dagster.governance.loader import LoadedManifest, load_manifest, parse_manifest
 from dpone_dagster.governance.schema import json_schema
+from resources.loads.runtime import plan
 
+ROOT = Path(__file__).parents[2]
 TYPICAL = (Path(__file__).parent / "typical.yaml").read_text()
 
 
@@ -438,6 +442,7 @@ def mend(document: dict[str, Any]) -> dict[str, Any]:
     for number, load in enumerate(loads):
         load["name"] = f"load_{number}"
         load["depends_on"] = []
+        load["sink"]["table"]["name"] = f"table_{number}"
         mend_load(load)
     if "processes" in document:
         document.pop("quality", None)
@@ -469,6 +474,7 @@ def mend_load(load: dict[str, Any]) -> None:
                 **{k: v for k, v in hook.items() if k not in ("expect", "webhook", "options", "depends_on")},
                 **one_body({k: hook.pop(k) for k in ("sql", "sql_file") if k in hook}),
                 "type": "sql",
+                "kind": "custom" if hook["kind"] == "data_quality_probe" else hook["kind"],
                 "id": f"hook_{number}",
             }
             if len(one_body(hook)) == 1:
@@ -591,7 +597,7 @@ EVERYTHING: dict[str, Any] = {
         {
             "name": "b",
             "source": {"type": "mssql", "table": {"schema": "s", "name": "n"}},
-            "sink": {"type": "clickhouse", "table": {"schema": "s", "name": "n"}, "strategy": "full_refresh"},
+            "sink": {"type": "clickhouse", "table": {"schema": "s", "name": "m"}, "strategy": "full_refresh"},
             "quality": {"checks": [{"id": "b", "type": "source_target_count"}]},
         },
     ],
@@ -675,6 +681,63 @@ def test_mutations_lead_to_refusals_or_to_documents_that_hold(document: dict[str
     result = attempt(lambda: parse_manifest(document))
     if isinstance(result, LoadedManifest):
         assert parse_manifest(result.document.as_json()).document == result.document
+
+
+NOTHING = Scripted(
+    **dict.fromkeys(
+        ("row_count", "digest", "rows_with_null", "surplus_rows", "rows_outside", "newest", "scalar", "blocks"),
+        DponeError("DPONE_SOURCE_REFUSED", "The engine refused a question."),
+    )
+)
+
+
+def none_passes(loaded: LoadedManifest) -> None:
+    """Every gate of an accepted manifest is in the report, and none passes where no question is answered."""
+    for process in loaded.processes:
+        report = run_gates(
+            process.quality.gates,
+            source=NOTHING,
+            staged=NOTHING,
+            now=datetime(2024, 3, 2, tzinfo=UTC),
+            scope_end=datetime(2024, 3, 2, tzinfo=UTC),
+            unique_key=process.sink.unique_key,
+            skipped=process.quality.skipped_checks,
+        )
+        declared = [*process.quality.gates, *process.quality.skipped_checks]
+        assert [result.gate_id for result in report.results] == [gate.id for gate in declared]
+        assert not any(result.status == "passed" for result in report.results)
+        assert report.passed == all(result.severity == "warning" for result in report.results)
+
+
+@FUZZ
+@given(document=VALID, data=st.data())
+def test_no_gate_passes_because_its_configuration_was_wrong(document: dict[str, Any], data: st.DataObject) -> None:
+    none_passes(parse_manifest(document))
+    gates = [path for path in mappings(document) if "gates" in path]
+    assume(gates)
+    holder = at(document, data.draw(st.sampled_from(gates)))
+    assume(holder)
+    holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(
+        st.sampled_from([None, True, 0, -1, 0.5, "", "x", "1.5", "warning", "source", [], ["x"], {}, {"x": 1}])
+    )
+    loaded = attempt(lambda: parse_manifest(document))
+    if isinstance(loaded, LoadedManifest):
+        none_passes(loaded)
+
+
+@FUZZ
+@given(document=VALID, data=st.data())
+def test_a_plan_of_what_is_accepted_is_a_plan_or_a_refusal(document: dict[str, Any], data: st.DataObject) -> None:
+    loaded = parse_manifest(document)
+    for process in loaded.processes:
+        try:
+            first = plan(loaded, process, root=ROOT).sha256
+        except DponeError as error:
+            refused = error.code
+        else:
+            refused = None
+            assert plan(loaded, process, root=ROOT).sha256 == first
+        assert refused is None or refused in CODES
 
 
 @FUZZ
