@@ -732,7 +732,7 @@ def _wide(kind: str) -> dict[str, Any]:
         "gates": [
             {"id": "rows", "type": "row_count_reconciliation"},
             {"id": "enough", "type": "min_rows", "threshold": 1},
-            {"id": "sample", "type": "typed_hash_reconciliation", "mode": "sample"},
+            {"id": "sample", "type": "typed_hash_reconciliation", "mode": "sample", "modulus": 64},
             {"id": "whole", "type": "not_null", "columns": ["id", "at", "total"]},
         ],
         "acceptance": {

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -298,7 +299,7 @@ def providers(
         DponeError: DPONE_PROVIDER_UNKNOWN, DPONE_PROVIDER_SHADOWED.
     """
     found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=ENTRY_POINTS):
+    for entry in _registered():
         ours = builtins.get(entry.name)
         known = found.get(entry.name)
         if ours is not None and entry.value != f"{ours.__module__}:{ours.__qualname__}":
@@ -322,6 +323,12 @@ def providers(
                 type=type_,
             )
     return made
+
+
+@cache
+def _registered() -> tuple[EntryPoint, ...]:
+    # Reading the metadata of every installed package takes milliseconds, and a thousand manifests ask.
+    return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def _load(entry: EntryPoint, context: HookContext) -> HookProvider:

@@ -6,7 +6,7 @@ retry passes; the guard goes with the checkpoint, which moves last.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -106,6 +106,9 @@ class Attempt:
 
 
 # ------------------------------------------------------------------------------------------------- the routes
+
+
+_ACCEPTANCE = frozenset({"DPONE_ACCEPTANCE_FAILED", "DPONE_ACCEPTANCE_UNAVAILABLE"})
 
 
 @dataclass
@@ -379,12 +382,11 @@ class LoadRoute(ABC):
         policy = self._process.quality.acceptance
         if policy is None or not policy.enabled:
             return None
-        return policy.model_copy(update={"mode": "warn_only"}) if self._seen("DPONE_ACCEPTANCE") else policy
+        return policy.model_copy(update={"mode": "warn_only"}) if self._seen(_ACCEPTANCE) else policy
 
-    def _seen(self, code: str) -> bool:
+    def _seen(self, codes: Collection[str]) -> bool:
         """Whether an operator cleared the guard that a failure of this kind had left: what they saw stops nobody."""
-        facts = self._load.facts
-        return "guard_cleared_by" in facts and str(facts.get("failure_code", "")).startswith(code)
+        return "guard_cleared_by" in self._load.facts and self._load.facts.get("failure_code") in codes
 
     def _validate_acceptance(self, path: acceptance.LoadPath) -> None:
         """Refuse before the target changes what cannot be measured after it."""
@@ -505,7 +507,7 @@ class LoadRoute(ABC):
         """The target has changed and stays so; what is missing is finished forward."""
         refusal = error if isinstance(error, DponeError) else unexpected(error)
         boundary: Boundary = "legacy_post_finalize" if self._boundary == "legacy_post_finalize" else "post_commit"
-        if self.report.action != "loaded" and refusal.code.startswith("DPONE_ACCEPTANCE"):
+        if self.report.action != "loaded" and refusal.code in _ACCEPTANCE:
             boundary = "resume_validation"
         persisted = bool(self._load.facts.get("state_persisted"))
         try:
@@ -760,7 +762,7 @@ class LegacyRoute(LoadRoute):
 
     def gate(self) -> None:
         """Step 8, late: readers have seen the rows already."""
-        if self._load.facts.get("state_persisted") or self._seen("DPONE_QUALITY_GATES_FAILED"):
+        if self._load.facts.get("state_persisted") or self._seen({"DPONE_QUALITY_GATES_FAILED"}):
             return
         self._boundary = "legacy_post_finalize"
         gates = self._process.quality.gates

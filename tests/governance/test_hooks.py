@@ -339,7 +339,7 @@ def make_broken(context: HookContext) -> Recorder:
 
 def registered(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
     found = [EntryPoint(name, value, module.ENTRY_POINTS) for name, value in entries]
-    monkeypatch.setattr(module, "entry_points", lambda *, group: found if group == module.ENTRY_POINTS else [])
+    monkeypatch.setattr(module, "_registered", lambda: tuple(found))
 
 
 CONTEXT = HookContext(process="orders", run_id="run")
