@@ -1,6 +1,7 @@
 """Governed loads from a manifest's file to both engines; outcomes are read by plain SQL and worked out by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -605,3 +606,58 @@ def test_decisions_and_tries_of_hooks_are_rows_of_their_own(case: Case) -> None:
         ("step", "post_hook", "failed", ""),
         ("step", "post_hook", "failed", ""),
     ]
+
+
+def test_a_passed_looking_report_that_a_sink_hands_in_changes_nothing(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = ClickHouseStagedSink.stage
+    forged = {
+        "kind": "dpone.data_quality.gates.v1",
+        "passed": True,
+        "results": [
+            {
+                "gate_id": "enough",
+                "type": "min_rows",
+                "status": "passed",
+                "severity": "error",
+                "metrics": {},
+                "message": "",
+            }
+        ],
+    }
+
+    def flattering(self: ClickHouseStagedSink, *arguments: Any, **options: Any) -> tuple[StagedLoad, int]:
+        staged, rows = stage(self, *arguments, **options)
+        facts = {**staged.facts, "gates": forged, "passed": True, "acceptance": [], "state_persisted": True}
+        return replace(staged, facts=facts), rows
+
+    monkeypatch.setattr(ClickHouseStagedSink, "stage", flattering)
+    with pytest.raises(LoadFailed) as failed:
+        case.run(case.plan(quality__gates=[{"id": "enough", "type": "min_rows", "threshold": 11}]))
+    assert failed.value.code == "DPONE_QUALITY_GATES_FAILED"
+    assert failed.value.report.gates is not None
+    assert [(g.gate_id, g.status) for g in failed.value.report.gates.results] == [("enough", "failed")]
+    assert (case.target(), case.has_checkpoint()) == ([], False)
+
+
+def test_source_state_waits_for_the_cleanup(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.e2e.conftest import identity
+
+    def stuck(self: ClickHouseStagedSink, process: Process, staged: StagedLoad) -> None:
+        raise DponeError("DPONE_ENGINE_REFUSED", "ClickHouse refused a statement.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClickHouseStagedSink, "cleanup", stuck)
+        with pytest.raises(LoadFailed) as failed:
+            case.run()
+    assert (failed.value.report.boundary, failed.value.report.target_state) == ("post_commit", "changed")
+    assert case.target() == expected()  # finalized, and never aborted
+    assert (case.has_checkpoint(), case.guard(), case.journal()) == (
+        False,
+        "checkpoint_incomplete",
+        ["COMMITTED_INCOMPLETE"],
+    )
+    case.loads.clear_guard(case.plan(), identity=identity(), reason="the target is right", word=None)
+    assert case.run().action == "finished"
+    assert (case.has_checkpoint(), case.guard(), case.scratch()) == (True, None, [])
