@@ -1,13 +1,15 @@
 """The rows that a Python asset returns, put through a governed load into ClickHouse, and read back."""
 
 import uuid
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 import dagster as dg
 import pyarrow as pa
+from dagster._core.events import DagsterEvent
 
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.manifest import TableRef
@@ -50,9 +52,20 @@ class GovernedLoads(Protocol):
     """Runs a governed load for rows that are there already, and says where they went."""
 
     def run_load(
-        self, process: ProcessRef, rows: object, *, partition_key: str | None, run: RunIdentity
+        self,
+        process: ProcessRef,
+        rows: object,
+        *,
+        partition_key: str | None,
+        run: RunIdentity,
+        asset_key: dg.AssetKey,
+        judged: Callable[[Iterable[dg.AssetCheckResult]], None],
     ) -> Mapping[str, Any]:
         """Run the load of a process with ``source.type: asset``; return its evidence as Dagster metadata.
+
+        Args:
+            asset_key: the asset whose rows these are.
+            judged: given what the asset's checks came to when the load stops, before that is raised.
 
         Raises:
             DponeError: DPONE_IO_MANAGER_MANIFEST when the process has another source; whatever stops the load.
@@ -97,10 +110,13 @@ class ClickHouseStagedIOManager(dg.IOManager):
                 next_step="Return the rows; for a day without any, return a table without rows.",
             )
         step = context.step_context
+        partition = context.partition_key if context.has_partition_key else None
         evidence = self._loads().run_load(
             process,
             obj,
-            partition_key=context.partition_key if context.has_partition_key else None,
+            partition_key=partition,
+            asset_key=context.asset_key,
+            judged=lambda results: _tell(step, results, partition),
             run=identity_of(
                 step.dagster_run,
                 step.instance,
@@ -125,3 +141,23 @@ class ClickHouseStagedIOManager(dg.IOManager):
         client, table = self._loads().target(process, prefix=prefix)
         rows = read_clickhouse_table(client, prefix, table, row_limit=self._row_limit)
         return _as(context.dagster_type.typing_type, pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
+
+
+def _tell(step: Any, results: Iterable[dg.AssetCheckResult], partition: str | None) -> None:
+    """Tell what checks came to although the step fails: Dagster runs no check after a step that failed."""
+    for result in results:
+        assert result.asset_key is not None
+        assert result.check_name is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.PreviewWarning)
+            evaluation = dg.AssetCheckEvaluation(
+                asset_key=result.asset_key,
+                check_name=result.check_name,
+                passed=result.passed,
+                metadata=result.metadata,
+                severity=result.severity,
+                description=result.description,
+                blocking=result.severity is dg.AssetCheckSeverity.ERROR,
+                partition=partition,
+            )
+        DagsterEvent.asset_check_evaluation(step, evaluation)

@@ -37,7 +37,14 @@ class StagedLoads:
         self._root = root
 
     def run_load(
-        self, process: ProcessRef, rows: object, *, partition_key: str | None, run: RunIdentity
+        self,
+        process: ProcessRef,
+        rows: object,
+        *,
+        partition_key: str | None,
+        run: RunIdentity,
+        asset_key: dg.AssetKey,
+        judged: Callable[[Iterable[dg.AssetCheckResult]], None],
     ) -> Mapping[str, Any]:
         """Run the load; return its evidence.
 
@@ -57,6 +64,7 @@ class StagedLoads:
         except Exception as error:  # noqa: BLE001 - its text may carry row values, so only its kind and place are told
             refusal = error if isinstance(error, DponeError) else unexpected(error)
             journal = loads.runtime.journal.loads if loads else None
+            judged(load_check_results(loading.process, evidence.judged_failure(refusal, loading), asset_key=asset_key))
             raise evidence.failure(refusal, loading=loading, scope=None, journal=journal) from None
 
     def target(self, process: ProcessRef, *, prefix: str) -> tuple[ClickHouseClient, TableRef]:

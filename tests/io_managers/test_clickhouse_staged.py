@@ -37,7 +37,7 @@ class Loads:
     calls: list[tuple[ProcessRef, str | None, RunIdentity]] = field(default_factory=list)
 
     def run_load(
-        self, process: ProcessRef, rows: object, *, partition_key: str | None, run: RunIdentity
+        self, process: ProcessRef, rows: object, *, partition_key: str | None, run: RunIdentity, **_: Any
     ) -> Mapping[str, Any]:
         self.calls.append((process, partition_key, run))
         declared = Process.parse(
