@@ -225,9 +225,13 @@ class LoadRoute(ABC):
         """Run the hooks of one phase; refuse with the code where one did not succeed."""
         hooks = self._plan.hooks.pre if phase == "pre_hook" else self._plan.hooks.post
         here = tuple(h for h in hooks if f"{phase}.{h.hook.id}" not in self._attempt.elsewhere)
-        if not here:
+        elsewhere = [h for h in hooks if h not in here]
+        if not here and not (elsewhere and phase == "pre_hook"):
             return
         with self._step(phase) as step:
+            if elsewhere:
+                # Before the load they have run, or it would not be here; after it their own steps tell of them.
+                step.details["separate_tasks"] = [{"id": h.hook.id, "sql_hash": h.sql_hash} for h in elsewhere]
             context = HookContext(process=self._process.name, run_id=self._load.run_id)
             steps = run_phase(
                 here,

@@ -1,17 +1,22 @@
 """Governed loads wired together for one runtime: what the command line, Dagster and Python programs all start from."""
 
+import time
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance import native_guard
+from dpone_dagster.governance.audit import audit_enabled
 from dpone_dagster.governance.gate_runner import find_providers
-from dpone_dagster.governance.hooks import providers, run_phase
-from dpone_dagster.governance.load import LoadPlan, LoadPorts, LoadReport
+from dpone_dagster.governance.hooks import blocking, providers, run_phase
+from dpone_dagster.governance.load import LoadPlan, LoadPorts, LoadReport, plain
 from dpone_dagster.governance.load_plan import plan_load
 from dpone_dagster.governance.load_ports import (
+    AuditStep,
     HookContext,
     HookProvider,
     HookStep,
@@ -183,16 +188,37 @@ class Loads:
     def run_hooks(
         self, loading: LoadPlan, phase: str, *, hook_id: str | None, dry_run: bool, run_id: str
     ) -> tuple[HookStep, ...]:
-        """Run (or, dry, only name) the hooks of one phase outside a load."""
+        """Run (or, dry, only name) the hooks of one phase outside a load.
+
+        A post-hook that belongs to the run's own load is written beside that load's steps.
+        """
         hooks = loading.hooks.phase(phase)
         context = HookContext(process=loading.process.name, run_id=run_id)
-        return run_phase(
+        started, clock = datetime.now(UTC), time.monotonic()
+        steps = run_phase(
             hooks,
             runners={} if dry_run else self.runners(loading.process),
             providers={} if dry_run else hook_providers(loading.hooks.types, context),
             only=hook_id,
             dry_run=dry_run,
         )
+        last = self.runtime.journal.loads.last_load(loading.process.name)
+        if not dry_run and phase == "post_hook" and last and last.run_id == run_id and audit_enabled(loading.process):
+            row = AuditStep(
+                step_id=f"separate_{phase}_{hook_id or 'all'}",
+                kind="step",
+                phase=phase,
+                status="failed" if blocking(steps) else "completed",
+                started_at=started,
+                seconds=time.monotonic() - clock,
+                details={"hooks": [plain(asdict(step)) for step in steps]},
+            )
+            try:
+                ClickHouseAudit(self.runtime.clickhouse, "dpone-audit-").steps(loading.process, last.load_id, [row])
+            except DponeError as error:
+                # The hooks have run: losing a row about them must not say that they failed.
+                self.runtime.progress.note(f"The row of {phase} was not kept ({error.code}).")
+        return steps
 
     def guard(self, loading: LoadPlan) -> native_guard.GuardView | None:
         """What is known of a process's guard."""

@@ -1,5 +1,6 @@
 """Governed loads as Dagster materializes them, with the real engines; the outcome is read by plain SQL as well."""
 
+import json
 import os
 import signal
 import tempfile
@@ -322,6 +323,20 @@ def test_hooks_are_steps_in_the_order_of_their_dependencies(case: Case, instance
     assert checks(result) == {"same_rows": ok, "same_values": ok, "dpone_post_hooks": ok}
     assert [h["hook"] for h in metadata(result)["hooks"]] == ["third", "inline"]
     assert case.journal() == ["COMPLETE"]
+    # The audit tables know all of them, whichever step ran them.
+    rows = case.truth.clickhouse(
+        f"select phase, step_id, JSONExtractRaw(details_json, 'hooks'), JSONExtractRaw(details_json, 'separate_tasks')"
+        f" from {case.database}.__dpone__load_steps final where endsWith(phase, '_hook') order by started_at"
+    )
+    told = [
+        (phase, [h["id"] for h in json.loads(ran or "[]")], [h["id"] for h in json.loads(separate_ or "[]")])
+        for phase, _, ran, separate_ in rows
+    ]
+    assert told == [
+        ("pre_hook", ["third"], ["first", "second"]),
+        ("post_hook", ["inline"], ["notify"]),
+        ("post_hook", ["notify"], []),
+    ]
 
 
 def test_a_failed_pre_hook_step_extracts_nothing_and_tells_the_checks(case: Case, instance: dg.DagsterInstance) -> None:
