@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import click
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dpone_dagster import cli_loads, report
@@ -31,6 +30,7 @@ from dpone_dagster.terminal import (
     pairs,
     plain,
     print_json,
+    progress_bar,
     refusals,
     told,
 )
@@ -182,16 +182,7 @@ def _run_mart(mart: str, from_: str, to: str, *, replay: bool, format_: Format) 
         with (
             # A day whose commit had begun is finished; the interrupt then ends the range before the next one.
             Cancellation() as cancel,
-            Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("[dim]{task.fields[now]} {task.fields[moved]}"),
-                console=err,
-                disable=quiet,
-                transient=True,
-            ) as progress,
+            progress_bar(quiet=quiet) as progress,
         ):
             task = progress.add_task(mart, total=len(days), now="starting", moved="")
             runtime.progress = Bar(progress, task)

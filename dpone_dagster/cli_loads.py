@@ -12,26 +12,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dpone_dagster.cancellation import Cancellation
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.diagnostics import envelope, markdown, plan_json
-from dpone_dagster.governance.load import LoadFailed, LoadPlan, LoadReport
+from dpone_dagster.governance.hooks import blocking, run_phase
+from dpone_dagster.governance.load import LoadFailed, LoadPlan, LoadReport, plain
 from dpone_dagster.governance.native_guard import Word
 from dpone_dagster.terminal import (
     Bar,
     Format,
     FormatOption,
-    err,
     exit_code,
     identity,
     number,
     out,
     pairs,
     print_json,
+    progress_bar,
     refusals,
     told,
 )
@@ -180,7 +180,7 @@ def run_manifest(
 
 def _run_process(loads: "Loads", ran: _Ran, *, replay: bool, quiet: bool) -> None:
     name = ran.plan.process.name
-    with Cancellation() as cancel, _progress(quiet=quiet) as progress:
+    with Cancellation() as cancel, progress_bar(quiet=quiet) as progress:
         task = progress.add_task(name, total=len(ran.scopes), now="starting", moved="")
         for scope in ran.scopes:
             progress.update(task, description=f"{name} {scope.key if scope else ''}", moved="")
@@ -230,19 +230,6 @@ def _of_several(manifest: Path, answers: list[dict[str, Any]], plans: list[LoadP
         "processes": answers,
         "not_run": [planned.process.name for planned in plans if planned.process.name not in ran],
     }
-
-
-def _progress(*, quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[now]} {task.fields[moved]}"),
-        console=err,
-        disable=quiet,
-        transient=True,
-    )
 
 
 def _refused(manifest: Path, selector: str | None, run_id: str) -> Callable[[DponeError], dict[str, Any]]:
@@ -438,13 +425,9 @@ def execute(
             _writable(output)
         started = time.monotonic()
         if dry_run:
-            from dpone_dagster.governance.hooks import run_phase
-
             steps = run_phase(planned.hooks.phase(phase), runners={}, providers={}, only=hook_id, dry_run=True)
         else:
             steps = _loads().run_hooks(planned, phase, hook_id=hook_id, dry_run=False, run_id=run_id)
-        from dpone_dagster.governance.hooks import blocking
-        from dpone_dagster.governance.load import plain
 
         failed = blocking(steps)
         answer = {

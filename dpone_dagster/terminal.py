@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from dpone_dagster.errors import DponeError, unexpected
 from dpone_dagster.ports import RunIdentity
@@ -114,6 +114,20 @@ def identity(run_id: str | None = None) -> RunIdentity:
         task_id="dpone_run",
         worker_id=str(uuid.uuid4()),
         owner="dpone-cli",
+    )
+
+
+def progress_bar(*, quiet: bool) -> Progress:
+    """Return the live display of a range on stderr, for ``Bar``; its tasks have the fields ``now`` and ``moved``."""
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[now]} {task.fields[moved]}"),
+        console=err,
+        disable=quiet,
+        transient=True,
     )
 
 

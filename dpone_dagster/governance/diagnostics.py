@@ -60,7 +60,7 @@ def _result(report: LoadReport | None, refusal: DponeError | None) -> dict[str, 
         "strategy": report.strategy,
         "failure_boundary": report.boundary,
         "hooks": [plain(asdict(hook)) for hook in report.hooks],
-        "steps": [step_json(step) for step in report.steps],
+        "steps": [plain(asdict(step)) for step in report.steps],
         "reconciliation_metrics": {
             name: value
             for name, value in summary(report).items()
@@ -85,12 +85,6 @@ def _rows(report: LoadReport | None) -> dict[str, int]:
         "updated_rows": updated,
         "final_rows": report.finalized.target_rows or 0,
     }
-
-
-def step_json(step: Any) -> dict[str, Any]:
-    """One step of a report as JSON data."""
-    shown: dict[str, Any] = plain(asdict(step))
-    return shown
 
 
 def plan_json(plan: LoadPlan) -> dict[str, Any]:

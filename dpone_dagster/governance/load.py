@@ -253,7 +253,7 @@ def _step_summary(step: AuditStep) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """JSON data of a dataclass's dict: no tuples, enums as text, floats of durations as milliseconds' text."""
+    """JSON data of a dataclass's dict: no tuples, enums as text, datetimes in ISO 8601."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
