@@ -8,7 +8,7 @@ from rich.console import Console
 from assets.sources.flights import load_flights
 from dpone_dagster import cli
 from dpone_dagster.errors import DponeError
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import RunIdentity
 from resources.runtime import Runtime
 
 MART, FIRST, LAST = "flights", "2013-01-01", "2013-01-07"

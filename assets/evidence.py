@@ -10,8 +10,8 @@ from dpone_dagster.contracts.mart import MartSpec, Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.facts import Facts
 from dpone_dagster.journal.graph import FORWARD_ONLY, State
+from dpone_dagster.journal.port import JournalPort, OperationRecord
 from dpone_dagster.planning.plans import Workflow
-from dpone_dagster.ports import JournalPort, OperationRecord
 from dpone_dagster.publication.attempt import PublicationFailed
 
 _ACTIONS = {

@@ -22,8 +22,9 @@ from dpone_dagster.contracts.documents import GateReport
 from dpone_dagster.contracts.mart import MartSpec, Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.facts import Facts
+from dpone_dagster.journal.port import JournalPort, OperationRecord, RunIdentity
 from dpone_dagster.planning.plans import Workflow
-from dpone_dagster.ports import JournalPort, OperationRecord, RunIdentity, TestResult
+from dpone_dagster.ports import TestResult
 from dpone_dagster.publication.attempt import MartResult, PublicationFailed
 from dpone_dagster.publication.commit import judged
 from resources.dagster_runtime import DponeRuntime, LogProgress, run_identity

@@ -16,8 +16,8 @@ from assets.factory import asset_key, data_version, materialization
 from checks.dbt_tests import DbtTest, dbt_tests
 from checks.gates import check_specs, evaluation
 from dpone_dagster.contracts.mart import MartSpec
+from dpone_dagster.journal.port import JournalPort
 from dpone_dagster.planning.plans import Workflow
-from dpone_dagster.ports import JournalPort
 from dpone_dagster.publication.attempt import MartResult
 from resources.dagster_runtime import DponeRuntime
 

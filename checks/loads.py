@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from dpone_dagster.governance.manifest import (
+from dpone_dagster.declarations.manifest import (
     Acceptance,
     AcceptedValuesGate,
     CustomSqlGate,

@@ -16,9 +16,9 @@ import pyarrow as pa
 from pandera.config import ValidationDepth, config_context
 from pandera.errors import SchemaErrorReason, SchemaErrors
 
+from dpone_dagster.declarations.manifest import SchemaGate
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import Columns, GateOutcome, ProbePort
-from dpone_dagster.governance.manifest import SchemaGate
+from dpone_dagster.ports import Columns, GateOutcome, ProbePort
 
 # By contract, not by block: a column is of one dtype whether or not a block of it has a NULL.
 _NULLABLE: dict[pa.DataType, Any] = {

@@ -16,11 +16,12 @@ from rich.table import Table
 
 from dpone_dagster.cancellation import Cancellation
 from dpone_dagster.contracts.mart import Scope
+from dpone_dagster.diagnostics import envelope, markdown, plan_json
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.diagnostics import envelope, markdown, plan_json
 from dpone_dagster.governance.hooks import blocking, run_phase
-from dpone_dagster.governance.load import LoadFailed, LoadPlan, LoadReport, plain
-from dpone_dagster.governance.native_guard import Word
+from dpone_dagster.planning.load_plan import LoadPlan
+from dpone_dagster.publication.load import LoadFailed, LoadReport, plain
+from dpone_dagster.recovery.native_guard import Word
 from dpone_dagster.terminal import (
     Bar,
     Format,

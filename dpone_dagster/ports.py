@@ -5,7 +5,7 @@ Adapters in ``resources`` implement these; nothing in here knows a vendor. Every
 for that: an unreachable engine means an unknown outcome to the caller, and must be told apart from a refusal.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,299 +16,9 @@ from typing import Any, BinaryIO, Protocol
 import pyarrow as pa
 
 from dpone_dagster.contracts.mart import Column, MartSpec, Relation, Scope
-from dpone_dagster.contracts.model import Document
 from dpone_dagster.contracts.set_digest import SetDigest
-from dpone_dagster.journal.graph import State
-
-# ---------------------------------------------------------------------------------------------- who runs
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunIdentity:
-    """Who is working; never part of a semantic identity.
-
-    Attributes:
-        logical_run_id: Dagster's ``root_run_id or run_id``; a fresh UUID for `dpone run`.
-        run_id: the Dagster run of this try.
-        try_number: 1 for the first try.
-        task_id: step key.
-        worker_id: a UUID of this process's attempt; also tags its SQL sessions.
-        owner: ``dagster`` or ``dpone-cli``.
-    """
-
-    logical_run_id: str
-    run_id: str
-    try_number: int
-    task_id: str
-    worker_id: str
-    owner: str
-
-
-# ------------------------------------------------------------------------------------------------ journal
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperationRecord:
-    """One operation as the journal has it.
-
-    ``facts`` holds what later boundaries need, written with the transitions: shadow/staging/predecessor
-    UUIDs, artifact manifest digest, set digests, row counts, outcome and failure code.
-    """
-
-    operation_id: str
-    operation_plan_sha256: str
-    workflow_plan_sha256: str
-    workflow_execution_id: str
-    workflow: str
-    mart: str
-    target: str
-    scope: Scope
-    revision: int
-    replacement_ordinal: int
-    mode: str
-    attempt_binding_sha256: str
-    state: State
-    version: int
-    unknown_since: State | None
-    fencing_epoch: int
-    worker_id: str
-    facts: dict[str, Any]
-    admitted_at: datetime
-    updated_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScopeHead:
-    """The last COMPLETE publication of one scope of one mart."""
-
-    mart: str
-    scope: Scope
-    revision: int
-    operation_id: str
-    rows: int
-    after_image_sha256: str
-    artifact_manifest_sha256: str
-    target_uuid: str
-    published_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationHead:
-    """The ClickHouse table UUID that the journal holds to be the mart's current generation."""
-
-    target: str
-    uuid: str
-    generation: int
-    operation_id: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predecessors:
-    """What admission reads under its locks, for one mart and scope; the planner builds plans from it.
-
-    Attributes:
-        generation: the current generation head; None without a baseline.
-        baseline_sha256: digest of the baseline adoption receipt; None without one.
-        scope_head: last COMPLETE publication of the scope.
-        last_operation: the latest operation of the scope, whatever its state.
-        committed_since_head: the latest operation of the scope, later than its head, whose SQL mutation is
-            committed though it failed before the ClickHouse commit: its before image is the day's clean base.
-    """
-
-    mart: str
-    generation: GenerationHead | None
-    baseline_sha256: str | None
-    scope_head: ScopeHead | None
-    last_operation: OperationRecord | None
-    committed_since_head: OperationRecord | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedOperation:
-    """One mart's plan inside a workflow plan, ready to be admitted."""
-
-    mart: str
-    target: str
-    operation_id: str
-    operation_plan_sha256: str
-    revision: int
-    replacement_ordinal: int
-    mode: str
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanBundle:
-    """What one admission writes: documents create-only, and one PREPARING operation a mart, in plan order."""
-
-    workflow: str
-    scope: Scope
-    workflow_plan_sha256: str
-    workflow_execution_id: str
-    documents: tuple[Document, ...]
-    operations: tuple[PlannedOperation, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """A live worker as those who wait for it see it."""
-
-    worker_id: str
-    run_id: str
-    owner: str
-    host: str
-    pid: int
-    scope: Scope
-    started_at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class MartOverview:
-    """One mart at a glance; ``complete_days`` and the two days count published scopes."""
-
-    mart: str
-    baseline_sha256: str | None
-    states: dict[State, int]
-    complete_days: int
-    first_complete: Scope | None
-    last_complete: Scope | None
-    open_operations: tuple[OperationRecord, ...]
-
-
-class Lease(Protocol):
-    """The worker's liveness: session-owned locks on a connection of its own."""
-
-    resources: tuple[str, ...]
-    identity: RunIdentity
-
-    def check(self) -> None:
-        """Raise DPONE_LEASE_LOST unless the locks are still held by a live session (one round trip)."""
-
-
-class JournalPort(Protocol):
-    """The authority. One implementation for both dialects."""
-
-    def hold(
-        self,
-        resources: Iterable[str],
-        *,
-        identity: RunIdentity,
-        scope: Scope,
-        deadline_seconds: float,
-        on_wait: Callable[[str], None],
-    ) -> AbstractContextManager[Lease]:
-        """Take session-owned locks on sorted resources, waiting behind holders of other scopes.
-
-        Raises:
-            DponeError: DPONE_OPERATION_HELD when a live holder works on the same scope of one of the resources
-                (names it); DPONE_LOCK_DEADLINE when the deadline passes.
-        """
-
-    def admit(
-        self,
-        lease: Lease,
-        *,
-        workflow: str,
-        marts: Sequence[str],
-        targets: Sequence[str],
-        scope: Scope,
-        build: Callable[[dict[str, Predecessors]], PlanBundle],
-        bind: Callable[[PlanBundle, str, int], Document],
-    ) -> list[OperationRecord]:
-        """One SERIALIZABLE transaction: read predecessors, build the plans, take every guard with epoch+1,
-        write documents, ``bind(bundle, operation_id, epoch)`` attempt bindings and PREPARING operations.
-        All or nothing.
-        """
-
-    def take_over(self, lease: Lease, operation_ids: Sequence[str]) -> list[OperationRecord]:
-        """Give unfinished operations to this worker: every guard with epoch+1, attempts recorded."""
-
-    def transition(
-        self,
-        operation: OperationRecord,
-        to: State,
-        *,
-        facts: dict[str, Any] | None = None,
-        documents: Sequence[Document] = (),
-    ) -> OperationRecord:
-        """Compare-and-set on (operation, version, epoch, worker) through the reducer; merges ``facts``.
-
-        Raises:
-            DponeError: DPONE_TRANSITION_ILLEGAL, DPONE_FENCED when somebody else holds the operation now.
-        """
-
-    def record(
-        self, operation: OperationRecord, facts: dict[str, Any], documents: Sequence[Document] = ()
-    ) -> OperationRecord:
-        """Merge facts without a change of state, under the same compare-and-set."""
-
-    def publish(
-        self,
-        operation: OperationRecord,
-        *,
-        target_uuid: str,
-        rows: int,
-        after_image_sha256: str,
-        artifact_manifest_sha256: str,
-        facts: dict[str, Any],
-        documents: Sequence[Document] = (),
-    ) -> OperationRecord:
-        """One SERIALIZABLE transaction: generation head, scope head, checkpoint, journal COMPLETE."""
-
-    def adopt_baseline(self, lease: Lease, *, mart: str, target: str, target_uuid: str, receipt: Document) -> None:
-        """Record a baseline and the first generation head, create-only."""
-
-    def retired_generations(self, target: str) -> list[str]:
-        """UUIDs of replaced generations that still exist, newest first."""
-
-    def generation_dropped(self, target: str, uuid: str) -> None:
-        """Record that a retired generation is gone."""
-
-    def uncleaned(self, mart: str) -> list[OperationRecord]:
-        """Finished operations whose staging or images may still exist, in order of admission."""
-
-    def operation_cleaned(self, operation_id: str) -> None:
-        """Record that a finished operation left nothing behind."""
-
-    def operation(self, operation_id: str) -> OperationRecord | None: ...
-    def failed_scopes(self, mart: str) -> list[OperationRecord]:
-        """Latest operations of scopes whose latest operation is FAILED_PRE_COMMIT, by day."""
-
-    def open_operations(self, mart: str) -> list[OperationRecord]: ...
-    def workflow_operations(self, workflow_execution_id: str) -> list[OperationRecord]: ...
-    def history(self, mart: str, scope: Scope) -> list[OperationRecord]: ...
-    def transitions(self, operation_id: str) -> list[dict[str, Any]]:
-        """Every change of an operation, oldest first, each with the ``fencing_epoch`` that it was made under."""
-
-    def scope_head(self, mart: str, scope: Scope) -> ScopeHead | None: ...
-    def scope_heads(self, mart: str) -> list[ScopeHead]: ...
-    def generation(self, target: str) -> GenerationHead | None: ...
-    def baseline(self, mart: str) -> str | None: ...
-    def document(self, sha256: str) -> dict[str, Any] | None: ...
-    def holder(self, resource: str) -> Holder | None:
-        """The live worker that holds a resource's lock now; None when it is free."""
-
-    def marts_overview(self) -> list[MartOverview]:
-        """Every mart that the journal knows, by name."""
-
-    def end_worker(self, worker_id: str, *, reason: str) -> None:
-        """End a holder's SQL sessions (a role's privilege) and log it; returns when none is left."""
-
-    def phase(
-        self,
-        operation_id: str,
-        worker_id: str,
-        name: str,
-        *,
-        started: datetime,
-        seconds: float,
-        rows: int | None = None,
-        bytes_: int | None = None,
-    ) -> None:
-        """Keep one phase's duration, for `dpone explain`. Not evidence."""
-
-    def phases(self, operation_id: str) -> list[dict[str, Any]]: ...
-
+from dpone_dagster.declarations.manifest import AcceptanceChecks, Hook, Name, Process, ProviderGate, SchemaGate
+from dpone_dagster.journal.port import OperationRecord
 
 # ------------------------------------------------------------------------------------- source and builder
 
@@ -597,4 +307,410 @@ class ProgressPort(Protocol):
     def note(self, sentence: str) -> None: ...
 
 
-Columns = Sequence[Column]
+# ------------------------------------------------------------------------------------ a load's columns and sides
+
+
+class LoadColumn(Column):
+    """A column as an engine names it: any name at all; types are the closed list of ``contracts.types``."""
+
+    name: Name
+
+
+Columns = tuple[LoadColumn, ...]
+
+# -------------------------------------------------------------------------------------------------- measuring
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSnapshot:
+    """Exact counts of one side, from one aggregate query; column name -> count. None where it could not be had."""
+
+    side: str
+    dataset: str
+    columns: tuple[str, ...]
+    row_count: int | None
+    null_counts: Mapping[str, int] = field(default_factory=dict)
+    distinct_counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class ProbePort(Protocol):
+    """Questions that one side's engine answers with a number; no row leaves the engine.
+
+    The judged rows are those of the load: what is read from the source, or what is staged. Framework columns
+    (``__dpone__*``) are no business columns and not in ``columns``.
+    """
+
+    side: str
+    dataset: str
+    """What is judged, for people: ``schema.table`` or ``query sha256:..``."""
+    columns: Columns
+
+    def row_count(self) -> int: ...
+    def digest(self, columns: Columns, *, key: Columns = (), modulus: int = 1) -> SetDigest:
+        """Return the set digest of the given columns in that order.
+
+        Args:
+            key, modulus: with a modulus above 1 only rows whose key digest's first lane modulo it is 0 count: the
+                same rows on both engines.
+        """
+
+    def rows_with_null(self, columns: Sequence[str]) -> int:
+        """Return how many rows have a NULL in one of the columns."""
+
+    def surplus_rows(self, columns: Sequence[str]) -> int:
+        """Return rows minus distinct combinations of the columns; NULLs are equal to each other."""
+
+    def rows_outside(self, column: str, values: Sequence[str | int | bool], *, allow_null: bool) -> int:
+        """Return how many rows have another value than the given ones."""
+
+    def newest(self, column: str) -> datetime | None:
+        """Return the greatest value of a datetime2(6) column, aware UTC; None without rows or values."""
+
+    def scalar(self, sql: str) -> Any:
+        """Run one reading query with ``{{ relation }}`` replaced; return its one value (int, Decimal or None)."""
+
+    def metrics(self, checks: AcceptanceChecks) -> MetricSnapshot:
+        """Measure what acceptance asks for in one aggregate query."""
+
+    def blocks(self) -> Iterator[pa.RecordBatch]:
+        """Stream the rows in bounded blocks, for gates that need Python (staged side)."""
+
+
+# ------------------------------------------------------------------------------------------ gates of others
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOutcome:
+    """What a provider's gate came to.
+
+    Attributes:
+        passed: None where it could not tell.
+        metrics: names like identifiers -> numbers; everything else is redacted.
+        message: for the provider's own logs; never handed on, since it may carry values.
+    """
+
+    passed: bool | None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    message: str = ""
+
+
+class GateProvider(Protocol):
+    """Evaluates one gate; registered under the entry points ``dpone.gate_providers`` by the gate's ``type``."""
+
+    def evaluate(self, gate: ProviderGate, source: ProbePort | None, staged: ProbePort) -> GateOutcome:
+        """Judge the rows. Any exception means that the gate could not run."""
+
+
+class SchemaGateHandler(Protocol):
+    """Evaluates gates of the type ``schema``; the composition root hands it in, for the core knows no pandera."""
+
+    def evaluate(self, gate: SchemaGate, source: ProbePort | None, staged: ProbePort) -> GateOutcome:
+        """Judge the staged rows block by block.
+
+        Raises:
+            DponeError: DPONE_GATE_UNAVAILABLE when the schema does not load, is refused or cannot be applied.
+        """
+
+
+# ------------------------------------------------------------------------------------------------- the source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Which rows a run reads, settled before the extraction.
+
+    Attributes:
+        scope: the UTC day of a ``daily`` load.
+        above, up_to: ends of a ``watermark`` window in canonical text, ``(above, up_to]``; ``above`` is None for the
+            first load, ``up_to`` is None where the source has no row at all.
+    """
+
+    scope: Scope | None = None
+    above: str | None = None
+    up_to: str | None = None
+
+
+class SourceSession(Protocol):
+    """One consistent look at the source: what is measured is what is extracted.
+
+    Attributes:
+        snapshot: whether the engine gives one snapshot for all questions; where it does not, evidence says so.
+    """
+
+    columns: Columns
+    window: Window
+    probe: ProbePort
+    snapshot: bool
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Stream the window's rows with the Arrow types of ``ColumnType.arrow``; constant memory."""
+
+    def interrupt(self) -> None:
+        """Let a question that is being asked on another thread end early; what it answers then is of no use."""
+
+
+class LoadSourcePort(Protocol):
+    """SQL Server (PostgreSQL standing in), ClickHouse, or a Python asset's rows."""
+
+    def open(
+        self, process: Process, *, scope: Scope | None, above: str | None
+    ) -> AbstractContextManager[SourceSession]:
+        """Settle columns and window, and begin the snapshot.
+
+        Raises:
+            DponeError: DPONE_SOURCE_ABSENT, DPONE_TYPE_UNSUPPORTED, DPONE_SOURCE_COLUMN, DPONE_WATERMARK_NULL.
+        """
+
+
+# --------------------------------------------------------------------------------------------------- the sink
+
+
+class Visibility(StrEnum):
+    """What a reader of the target can see while it is finalized."""
+
+    ATOMIC = "atomic"
+    """The whole table as before or as after; never between."""
+    PER_PARTITION = "per_partition"
+    """Each partition as before or as after; some may be new while others are old."""
+    PARTIAL = "partial"
+    """Rows as they arrive."""
+
+
+class FinalizeOutcome(StrEnum):
+    """What the engine proves about a finalize, whoever sent it."""
+
+    COMMITTED = "COMMITTED"
+    NOT_COMMITTED = "NOT_COMMITTED"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalizerTraits:
+    """What a strategy promises while it changes the target."""
+
+    visibility: Visibility
+    retry_safe: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedLoad:
+    """One load's scratch tables, as the journal keeps them: names and UUIDs, all JSON.
+
+    Attributes:
+        load_id: a UUID; names every scratch table.
+        epoch: the fence under which a shadow was built.
+        tables: role (``stage``, ``projected``, ``shadow``) -> {"schema", "name", "uuid"}.
+        target_uuid: the target's UUID when it was staged; None for a target that does not exist yet.
+        facts: numbers and names that the finalizer needs again after a crash.
+    """
+
+    load_id: str
+    epoch: int
+    tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    target_uuid: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalizeReport:
+    """What a finalize did; numbers only. ``visibility`` and ``retry_safe`` belong to the strategy."""
+
+    strategy: str
+    visibility: Visibility
+    retry_safe: bool
+    rows: int
+    rows_replaced: int | None
+    target_rows: int | None
+    target_uuid: str | None
+
+
+class StagedLoadPort(Protocol):
+    """A sink that stages: nothing that a reader sees changes before ``finalize``.
+
+    The order is: ``stage``, ``project``, probes, ``prepare``, ``recheck``, ``finalize``, ``outcome``, ``cleanup``. Each
+    method that makes a table returns a new ``StagedLoad`` to be made durable before the next.
+
+    Attributes:
+        visibility, retry_safe: the weakest of its strategies; ``describe`` has each.
+    """
+
+    visibility: Visibility
+    retry_safe: bool
+
+    def describe(self, strategy: str) -> FinalizerTraits:
+        """Say what a reader sees while the strategy finalizes, and whether it may be sent again."""
+
+    def stage(
+        self, process: Process, columns: Columns, batches: Iterator[pa.RecordBatch], *, load_id: str, epoch: int
+    ) -> tuple[StagedLoad, int]:
+        """Create staging and stream the batches into it; return it and the number of rows."""
+
+    def project(self, process: Process, columns: Columns, staged: StagedLoad, *, loaded_at: datetime) -> StagedLoad:
+        """Project the lineage columns in the engine's SQL; the same ``staged`` where lineage is off."""
+
+    def staged_probe(self, process: Process, columns: Columns, staged: StagedLoad) -> ProbePort: ...
+    def target_probe(self, process: Process, columns: Columns, staged: StagedLoad, window: Window) -> ProbePort:
+        """Measure, in the target, the rows that the load is answerable for: its day, its keys, or everything."""
+
+    def prepare(self, process: Process, columns: Columns, staged: StagedLoad, window: Window) -> StagedLoad:
+        """Check the target and build everything that ``finalize`` swaps in; the target stays as it is.
+
+        Raises:
+            DponeError: DPONE_TARGET_*, DPONE_PARTITION_WIDER_THAN_SCOPE, DPONE_KEY_NOT_UNIQUE.
+        """
+
+    def recheck(self, process: Process, staged: StagedLoad) -> None:
+        """Refuse a target that changed since ``prepare``. Nothing has been sent: a refusal here is pre-commit.
+
+        Raises:
+            DponeError: DPONE_TARGET_REPLACED, DPONE_TARGET_DESIGN_CHANGED, DPONE_TARGET_CHANGED, DPONE_SHADOW_LOST.
+        """
+
+    def finalize(self, process: Process, staged: StagedLoad) -> None:
+        """Recheck, then send what changes the target, once. Any exception means unknown; ``outcome`` decides."""
+
+    def outcome(self, process: Process, staged: StagedLoad, *, end: bool = True) -> FinalizeOutcome:
+        """Read from the engine whether ``finalize`` took effect.
+
+        Args:
+            end: end statements of the load that could still take effect; otherwise they make the answer UNKNOWN.
+        """
+
+    def report(self, process: Process, columns: Columns, staged: StagedLoad) -> FinalizeReport:
+        """Say what a committed finalize did."""
+
+    def cleanup(self, process: Process, staged: StagedLoad) -> None:
+        """Drop scratch tables by UUID; never the target. Safe to repeat, before or after a finalize."""
+
+    def quiesce(self, staged: StagedLoad) -> None:
+        """End this load's statements and return once none is left (DPONE_ENGINE_BUSY)."""
+
+
+class LegacySinkPort(Protocol):
+    """A sink without staging: ``load`` changes the target at once (``legacy_post_finalize``)."""
+
+    visibility: Visibility
+    retry_safe: bool
+
+    def check(self, process: Process, columns: Columns) -> None:
+        """Refuse a target that does not fit, before anything is written."""
+
+    def load(
+        self,
+        process: Process,
+        columns: Columns,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        load_id: str,
+        loaded_at: datetime,
+    ) -> FinalizeReport: ...
+    def target_probe(self, process: Process, columns: Columns, window: Window, *, load_id: str) -> ProbePort:
+        """Measure the rows that this load added (DPONE_ACCEPTANCE_UNAVAILABLE where lineage does not tell them)."""
+
+
+# ---------------------------------------------------------------------------------------------------- hooks
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookStep:
+    """What one hook came to. ``status`` is ``succeeded``, ``failed``, ``unknown``, ``skipped`` or ``planned``.
+
+    ``unknown``: the engine was lost after the SQL was sent, so it may have run.
+    """
+
+    id: str
+    phase: str
+    kind: str
+    type: str
+    connector: str
+    status: str
+    sql_hash: str | None
+    seconds: float = 0.0
+    attempts: int = 0
+    error_code: str | None = None
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, int | str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookDefinition:
+    """A hook ready to run: its SQL read and hashed, its place in the order settled."""
+
+    hook: Hook
+    phase: str
+    sql: str | None = field(repr=False)
+    sql_hash: str | None
+    statements: int
+    mutates: bool
+
+
+class SqlRunner(Protocol):
+    """One side's engine, for hooks."""
+
+    dialect: str
+    """sqlglot's name: ``tsql``, ``postgres`` or ``clickhouse``."""
+
+    def execute(self, sql: str, *, autocommit: bool, read_only: bool, timeout_seconds: int) -> int | None:
+        """Run one hook body; return the affected rows where the engine says. Sent once.
+
+        Args:
+            read_only: have the engine refuse every write, where it can.
+
+        Raises:
+            DponeError: as ``HookProvider.run``.
+        """
+
+    def query_number(self, sql: str, *, timeout_seconds: int) -> int | None:
+        """Run one reading query; return its one value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookContext:
+    """Whose hooks run; what a provider is made with."""
+
+    process: str
+    run_id: str
+
+
+class HookProvider(Protocol):
+    """Runs hooks of one ``type``.
+
+    The entry point of that name in the group ``dpone.hook_providers`` is a callable that takes a ``HookContext``.
+    """
+
+    def run(self, definition: HookDefinition, *, runner: SqlRunner | None) -> Mapping[str, int | str | None]:
+        """Run it and return numbers for the evidence.
+
+        Args:
+            runner: the engine of the hook's connector; None where the load has none there.
+
+        Raises:
+            DponeError: DPONE_HOOK_FAILED when it did not do its work; ``details["repeatable"]`` is True only where
+                provably nothing of it is left behind. DPONE_ENGINE_UNAVAILABLE when it cannot be known.
+        """
+
+
+# ---------------------------------------------------------------------------------------------------- audit
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditStep:
+    """One step row: ``details`` is JSON; ``counters`` are rows and bytes that the step reported."""
+
+    step_id: str
+    kind: str
+    phase: str
+    status: str
+    started_at: datetime
+    seconds: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class AuditPort(Protocol):
+    """``__dpone__loads`` and ``__dpone__load_steps``."""
+
+    def begin(self, process: Process, *, load_id: str, run_id: str, started_at: datetime, plan_sha256: str) -> None: ...
+    def steps(self, process: Process, load_id: str, steps: Sequence[AuditStep]) -> None: ...
+    def end(
+        self, process: Process, *, load_id: str, status: str, finished_at: datetime, details: Mapping[str, Any]
+    ) -> None: ...

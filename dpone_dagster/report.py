@@ -11,10 +11,10 @@ from dpone_dagster.contracts.documents import SealedArtifactManifest
 from dpone_dagster.contracts.mart import MartSpec, Scope
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.errors import CODES, DponeError
-from dpone_dagster.governance.load_ports import LoadJournalPort, LoadRecord
 from dpone_dagster.journal.facts import Facts
 from dpone_dagster.journal.graph import FORWARD_ONLY, TERMINAL, State
-from dpone_dagster.ports import AnalyticsPort, ArtifactStorePort, JournalPort, OperationRecord, SourcePort
+from dpone_dagster.journal.port import JournalPort, LoadJournalPort, LoadRecord, OperationRecord
+from dpone_dagster.ports import AnalyticsPort, ArtifactStorePort, SourcePort
 from dpone_dagster.publication.seal import open_artifact
 
 _LOOKED_AT = 2_000  # loads of a process

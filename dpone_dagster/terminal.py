@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from dpone_dagster.errors import DponeError, unexpected
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import RunIdentity
 
 CANCELLED = 130  # as a shell says of a command that an interrupt ended
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dpone_dagster.contracts.mart import MartSpec, Scope
 from dpone_dagster.errors import DponeError
-from dpone_dagster.ports import ScopeHead
+from dpone_dagster.journal.port import ScopeHead
 from dpone_dagster.publication.seal import arrow_schema
 from io_managers._runtime import MartRuntime
 

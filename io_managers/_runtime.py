@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from dpone_dagster.contracts.mart import MartSpec
-from dpone_dagster.ports import AnalyticsPort, ArtifactStorePort, JournalPort
+from dpone_dagster.journal.port import JournalPort
+from dpone_dagster.ports import AnalyticsPort, ArtifactStorePort
 
 
 class MartRuntime(Protocol):

@@ -7,7 +7,7 @@ import pyarrow as pa
 from dpone_dagster.contracts.arrow_digest import digest_batches
 from dpone_dagster.contracts.mart import MartSpec
 from dpone_dagster.errors import DponeError
-from dpone_dagster.ports import ScopeHead
+from dpone_dagster.journal.port import ScopeHead
 from io_managers._published import PublishedMartIOManager
 from io_managers._runtime import MartRuntime
 

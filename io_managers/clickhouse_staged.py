@@ -11,9 +11,9 @@ import dagster as dg
 import pyarrow as pa
 from dagster._core.events import DagsterEvent
 
+from dpone_dagster.declarations.manifest import TableRef
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.manifest import TableRef
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import RunIdentity
 from io_managers._published import _as
 from resources.clickhouse_client import ClickHouseClient
 from resources.dagster_runtime import identity_of

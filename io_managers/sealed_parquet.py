@@ -7,7 +7,7 @@ import pyarrow as pa
 from dpone_dagster.contracts.documents import SealedArtifactManifest
 from dpone_dagster.contracts.mart import MartSpec
 from dpone_dagster.errors import DponeError
-from dpone_dagster.ports import ScopeHead
+from dpone_dagster.journal.port import ScopeHead
 from dpone_dagster.publication.seal import open_artifact, read_manifest
 from io_managers._published import PublishedMartIOManager
 from io_managers._runtime import MartRuntime

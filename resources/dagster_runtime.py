@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 from pydantic import PrivateAttr
 
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import RunIdentity
 from resources.dbt_builder import DbtBuilder
 from resources.embedded.home import Home, resolve
 from resources.runtime import Runtime

@@ -36,8 +36,9 @@ from dpone_dagster.contracts.names import image_name, session_tag
 from dpone_dagster.contracts.policy import Policy
 from dpone_dagster.errors import CODES, DponeError
 from dpone_dagster.faults import reach
-from dpone_dagster.planning.manifest import Selection, select
-from dpone_dagster.ports import BuildResult, OperationRecord, TestResult
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.planning.dbt_manifest import Selection, select
+from dpone_dagster.ports import BuildResult, TestResult
 from resources.dialects import postgres as dialect
 from resources.journal.tables import IMAGE_SCHEMA
 

@@ -18,13 +18,8 @@ from dpone_dagster.contracts.mart import Column, MartSpec, Relation, Scope
 from dpone_dagster.contracts.names import POSTGRES_LIMIT, image_name, session_tag
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.errors import DponeError
-from dpone_dagster.ports import (
-    BuildReceipt,
-    CatalogObservation,
-    MutationOutcome,
-    ObservedRelation,
-    OperationRecord,
-)
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.ports import BuildReceipt, CatalogObservation, MutationOutcome, ObservedRelation
 from resources.dbt_builder import PARSED_DATABASE, mutation_lock_key
 from resources.dialects import postgres as dialect
 from resources.journal.tables import CONTROL_SCHEMA, IMAGE_SCHEMA

@@ -12,13 +12,14 @@ from dpone_dagster.contracts.canonical import sha256_of
 from dpone_dagster.contracts.mart import MartSpec, Scope
 from dpone_dagster.contracts.policy import Policy
 from dpone_dagster.errors import DponeError
-from dpone_dagster.planning.manifest import compile_workflows
+from dpone_dagster.journal.port import RunIdentity
+from dpone_dagster.planning.dbt_manifest import compile_workflows
 from dpone_dagster.planning.plans import Workflow
-from dpone_dagster.ports import CatalogObservation, ProgressPort, RunIdentity
+from dpone_dagster.ports import CatalogObservation, ProgressPort
 from dpone_dagster.publication.attempt import MartResult, Ports
 from dpone_dagster.publication.baseline import adopt, create
-from dpone_dagster.publication.path import publish_day
 from dpone_dagster.report import verify
+from dpone_dagster.run import publish_day
 from resources.artifacts import LocalArtifactStore
 from resources.clickhouse import ClickHousePublisher
 from resources.clickhouse_client import ClickHouseClient, connect

@@ -38,7 +38,7 @@ from rich.table import Table
 from assets.sources.flights import FIRST_DAY, load_flights
 from checks.schema_gate import PanderaSchemaGate
 from dpone_dagster.contracts.mart import Relation, Scope
-from dpone_dagster.ports import OperationRecord, RunIdentity
+from dpone_dagster.journal.port import OperationRecord, RunIdentity
 from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.clickhouse_server import find as find_clickhouse
 from resources.embedded.engines import down, up

@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from dpone_dagster.contracts.canonical import sha256_bytes
 from dpone_dagster.contracts.mart import MartSpec, Scope
 from dpone_dagster.journal.graph import State
-from dpone_dagster.planning.manifest import read_marts
-from dpone_dagster.ports import OperationRecord
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.planning.dbt_manifest import read_marts
 from resources.dbt_builder import PLATFORM, PROJECT, DbtBuilder
 from resources.dialects.postgres import canonical_type
 from resources.embedded.home import Home

@@ -8,11 +8,11 @@ import yaml
 from typer.testing import CliRunner
 
 from dpone_dagster import cli
+from dpone_dagster.declarations.loader import load_manifest
+from dpone_dagster.declarations.schema import reference
 from dpone_dagster.errors import CODES, DponeError
-from dpone_dagster.governance.loader import load_manifest
-from dpone_dagster.governance.schema import reference
 from dpone_dagster.journal.graph import mermaid
-from dpone_dagster.planning.manifest import DponeMeta
+from dpone_dagster.planning.dbt_manifest import DponeMeta
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -11,8 +11,8 @@ from assets.loads import evidence
 from assets.loads.step import hook_step, key_of, load_step
 from checks.loads import load_check_specs, post_hooks_check
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load import LoadPlan
-from dpone_dagster.governance.load_ports import HookDefinition
+from dpone_dagster.planning.load_plan import LoadPlan
+from dpone_dagster.ports import HookDefinition
 from resources.dagster_runtime import DponeRuntime
 from resources.loads.runtime import plan, read_manifest
 

@@ -10,8 +10,10 @@ from checks.loads import Judged, acceptance_of
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.audit import MIB, audit_enabled, state_schema
-from dpone_dagster.governance.load import LoadFailed, LoadPlan, LoadReport, summary
-from dpone_dagster.governance.load_ports import LoadJournalPort, LoadRecord, Visibility
+from dpone_dagster.journal.port import LoadJournalPort, LoadRecord
+from dpone_dagster.planning.load_plan import LoadPlan
+from dpone_dagster.ports import Visibility
+from dpone_dagster.publication.load import LoadFailed, LoadReport, summary
 from resources.loads.finalizers import describe
 
 _ACTIONS = {

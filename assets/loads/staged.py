@@ -10,12 +10,11 @@ import dagster as dg
 from assets.loads import evidence
 from assets.loads.step import kept, open_loads
 from checks.loads import load_check_results, load_check_specs
+from dpone_dagster.declarations.manifest import TableRef
 from dpone_dagster.errors import DponeError, unexpected
-from dpone_dagster.governance.load import LoadPlan
-from dpone_dagster.governance.load_ports import LoadRecord
-from dpone_dagster.governance.manifest import TableRef
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import LoadRecord, RunIdentity
+from dpone_dagster.planning.load_plan import LoadPlan
 from io_managers.clickhouse_staged import METADATA_KEY, ProcessRef
 from resources.clickhouse_client import ClickHouseClient
 from resources.dagster_runtime import DponeRuntime

@@ -13,8 +13,9 @@ from dpone_dagster.cancellation import Cancellation
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError, unexpected
 from dpone_dagster.governance.hooks import blocking
-from dpone_dagster.governance.load import LoadPlan
-from dpone_dagster.governance.load_ports import HookDefinition, HookStep, LoadRecord
+from dpone_dagster.journal.port import LoadRecord
+from dpone_dagster.planning.load_plan import LoadPlan
+from dpone_dagster.ports import HookDefinition, HookStep
 from resources.dagster_runtime import DponeRuntime, LogProgress, identity_of
 from resources.loads.runtime import Loads
 

@@ -14,12 +14,12 @@ from dpone_dagster.contracts.loads import (
     AcceptanceSide,
     AcceptanceSnapshot,
 )
+from dpone_dagster.declarations.manifest import Acceptance, AcceptanceChecks
+from dpone_dagster.declarations.manifest import Columns as Selection
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance import rules
 from dpone_dagster.governance.gate_runner import NEVER_A_VERDICT
-from dpone_dagster.governance.load_ports import Columns, MetricSnapshot, ProbePort
-from dpone_dagster.governance.manifest import Acceptance, AcceptanceChecks
-from dpone_dagster.governance.manifest import Columns as Selection
+from dpone_dagster.ports import Columns, MetricSnapshot, ProbePort
 
 FRAMEWORK_PREFIX = "__dpone__"
 SIDES: tuple[AcceptanceSide, ...] = ("source", "staged", "target")

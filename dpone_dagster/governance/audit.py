@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.governance import rules
-from dpone_dagster.governance.load_ports import AuditStep
-from dpone_dagster.governance.manifest import Process
+from dpone_dagster.ports import AuditStep
 
 THROUGHPUT_SCHEMA = "dpone.runtime.throughput.v1"
 COMPLETED = frozenset({"completed", "succeeded"})

@@ -12,17 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 from dpone_dagster.contracts.loads import LoadGateReport, LoadGateResult
-from dpone_dagster.errors import DponeError
-from dpone_dagster.governance import rules
-from dpone_dagster.governance.load_ports import (
-    Columns,
-    GateOutcome,
-    GateProvider,
-    LoadColumn,
-    ProbePort,
-    SchemaGateHandler,
-)
-from dpone_dagster.governance.manifest import (
+from dpone_dagster.declarations.manifest import (
     AcceptedValuesGate,
     CustomSqlGate,
     FreshnessGate,
@@ -36,6 +26,9 @@ from dpone_dagster.governance.manifest import (
     TypedHashGate,
     UniqueGate,
 )
+from dpone_dagster.errors import DponeError
+from dpone_dagster.governance import rules
+from dpone_dagster.ports import Columns, GateOutcome, GateProvider, LoadColumn, ProbePort, SchemaGateHandler
 
 PROVIDER_GROUP = "dpone.gate_providers"
 SAMPLE_MODULUS = 16

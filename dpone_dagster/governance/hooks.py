@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpone_dagster.contracts.canonical import sha256_bytes, sha256_of
+from dpone_dagster.declarations.manifest import Hook, Process
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import HookContext, HookDefinition, HookProvider, HookStep, SqlRunner
-from dpone_dagster.governance.manifest import Hook, Process
 from dpone_dagster.governance.sql_guard import SqlAnalysis, analyse, require_reading, split
+from dpone_dagster.ports import HookContext, HookDefinition, HookProvider, HookStep, SqlRunner
 
 PHASES = ("pre_hook", "post_hook")
 ENTRY_POINTS = "dpone.hook_providers"

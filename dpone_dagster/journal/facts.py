@@ -4,7 +4,7 @@ from typing import Self
 
 from dpone_dagster.contracts.model import ClosedModel
 from dpone_dagster.contracts.set_digest import SetDigest
-from dpone_dagster.ports import OperationRecord
+from dpone_dagster.journal.port import OperationRecord
 
 
 class DigestFact(ClosedModel):

@@ -25,8 +25,8 @@ from dpone_dagster.contracts.policy import Policy
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.facts import Facts
 from dpone_dagster.journal.graph import State
-from dpone_dagster.planning.manifest import StaticPlan
-from dpone_dagster.ports import OperationRecord, PlanBundle, PlannedOperation, Predecessors, RunIdentity
+from dpone_dagster.journal.port import OperationRecord, PlanBundle, PlannedOperation, Predecessors, RunIdentity
+from dpone_dagster.planning.dbt_manifest import StaticPlan
 
 NORMAL = "normal"
 REPLAY = "complete_scope_replay"

@@ -12,19 +12,9 @@ from dpone_dagster.contracts.mart import MartSpec, Relation, Scope
 from dpone_dagster.contracts.names import predecessor_name, query_prefix, shadow_name, stage_name
 from dpone_dagster.contracts.policy import Policy
 from dpone_dagster.errors import DponeError
+from dpone_dagster.journal.port import JournalPort, Lease, OperationRecord, RunIdentity
 from dpone_dagster.planning.plans import Workflow
-from dpone_dagster.ports import (
-    AnalyticsPort,
-    ArtifactStorePort,
-    BuilderPort,
-    JournalPort,
-    Lease,
-    OperationRecord,
-    ProgressPort,
-    RunIdentity,
-    SourcePort,
-    TestResult,
-)
+from dpone_dagster.ports import AnalyticsPort, ArtifactStorePort, BuilderPort, ProgressPort, SourcePort, TestResult
 
 
 @dataclass(frozen=True, kw_only=True)

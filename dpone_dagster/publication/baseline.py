@@ -12,8 +12,9 @@ from dpone_dagster.contracts.documents import BaselineAdoptionReceipt
 from dpone_dagster.contracts.mart import MartSpec
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.errors import DponeError
+from dpone_dagster.journal.port import JournalPort, Lease
 from dpone_dagster.planning.plans import Workflow, key_columns
-from dpone_dagster.ports import AnalyticsPort, JournalPort, Lease, PhysicalDesign, SourcePort
+from dpone_dagster.ports import AnalyticsPort, PhysicalDesign, SourcePort
 
 
 def create(

@@ -15,9 +15,10 @@ from dpone_dagster.errors import DponeError
 from dpone_dagster.faults import reach
 from dpone_dagster.journal.facts import Facts
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import JournalPort, OperationRecord, TestResult
+from dpone_dagster.journal.port import JournalPort, OperationRecord
+from dpone_dagster.ports import TestResult
 from dpone_dagster.publication.attempt import Attempt, MartResult, predecessor_of, shadow_of
-from dpone_dagster.recovery.retention import clean
+from dpone_dagster.publication.cleaning import clean
 
 
 def commit_all(

@@ -1,168 +1,36 @@
-"""The one path, in order: hold, reconcile, admit, mutate, observe, seal, stage, gate, shadow, prove, commit.
+"""A mart from its admission to COMPLETE, in order: mutate, observe, seal, stage, gate, shadow, prove, commit.
 
-From the admission on it is a route of the lifecycle that governed loads walk as well (``governance.lifecycle``).
-Nothing in ClickHouse that a reader can see changes before ``commit.commit``; every mart of the workflow is
-PREPARED before the first goes on. A failure before that ends in ``recovery.failure``; a failure after it is
-only ever finished forward, by this run or by the next (``recovery.reconcile``).
+It is a route of the lifecycle that governed loads walk as well (``publication.lifecycle``). Nothing in ClickHouse that
+a reader can see changes before ``commit.commit``; every mart of the workflow is PREPARED before the first goes on. A
+failure before that is closed (``publication.closing``); one after it is only ever finished forward, by this run or by
+the next (``recovery.reconcile``). What comes before the admission is ``dpone_dagster.run``'s.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from dpone_dagster.cancellation import Cancellation
 from dpone_dagster.contracts.documents import OperationPlan
-from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.contracts.set_digest import EMPTY
-from dpone_dagster.errors import DponeError, unexpected
+from dpone_dagster.errors import DponeError
 from dpone_dagster.faults import reach
 from dpone_dagster.governance.gates import Side, evaluate
-from dpone_dagster.governance.lifecycle import run
 from dpone_dagster.journal.facts import DigestFact, Facts
 from dpone_dagster.journal.graph import State
-from dpone_dagster.planning.plans import Workflow, bind_attempt, plan_workflow
-from dpone_dagster.ports import BuildReceipt, BuildResult, MutationOutcome, OperationRecord, RunIdentity
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.ports import BuildReceipt, BuildResult, MutationOutcome
 from dpone_dagster.publication.attempt import (
     Attempt,
     MartResult,
-    Ports,
-    PublicationFailed,
     shadow_of,
     stage_of,
 )
-from dpone_dagster.publication.commit import commit, summarize
-from dpone_dagster.publication.preflight import check_generation, check_pair, prove_empty
+from dpone_dagster.publication.cleaning import clean
+from dpone_dagster.publication.closing import fail_before_commit
+from dpone_dagster.publication.commit import commit
+from dpone_dagster.publication.preflight import check_pair, prove_empty
 from dpone_dagster.publication.seal import SealAuthority, open_artifact, seal
-from dpone_dagster.recovery.failure import fail_before_commit
-from dpone_dagster.recovery.reconcile import reconcile
-from dpone_dagster.recovery.retention import clean
-
-
-def publish_day(
-    ports: Ports,
-    workflow: Workflow,
-    scope: Scope,
-    identity: RunIdentity,
-    *,
-    replay: bool,
-    now: datetime | None = None,
-) -> dict[str, MartResult]:
-    """Publish one UTC day of every mart of a workflow, or say why not.
-
-    Args:
-        ports: the engines, the journal, dbt, the artifact store.
-        workflow: the marts published together.
-        scope: the day.
-        identity: who is working.
-        replay: publish again where every mart of the day is COMPLETE; otherwise such a day is skipped, unless a
-            later replay of it failed with the SQL day committed: that one is restored and rebuilt.
-        now: the clock, for tests.
-
-    Returns:
-        Mart name -> result, in plan order.
-
-    Raises:
-        PublicationFailed: a gate, a dbt test, a key or a proof said no; nothing a reader sees has changed.
-        DponeError: any other refusal; `dpone explain` says where the operation stands. Nothing else leaves here
-            but interrupts: an exception's own text may carry row values.
-    """
-    refuse_scope(workflow, scope, now or datetime.now(UTC))
-    try:
-        return _publish_day(ports, workflow, scope, identity, replay=replay)
-    except DponeError:
-        raise
-    except Exception as error:
-        raise unexpected(error) from error
-
-
-def _publish_day(
-    ports: Ports, workflow: Workflow, scope: Scope, identity: RunIdentity, *, replay: bool
-) -> dict[str, MartResult]:
-    with Cancellation() as cancel:
-
-        def waiting(sentence: str) -> None:
-            cancel.check()
-            ports.progress.note(sentence)
-
-        with ports.journal.hold(
-            workflow.resources,
-            identity=identity,
-            scope=scope,
-            deadline_seconds=ports.policy.lock_wait_seconds,
-            on_wait=waiting,
-        ) as lease:
-            attempt = Attempt(
-                ports=ports, workflow=workflow, scope=scope, identity=identity, lease=lease, cancel=cancel
-            )
-            finished = reconcile(attempt)
-            if finished:
-                return finished
-            if not replay and (skipped := _complete(attempt)):
-                return skipped
-            return run(SemanticRefresh(attempt, _admit(attempt)))
-
-
-def refuse_scope(workflow: Workflow, scope: Scope, now: datetime) -> None:
-    """Refuse a day that has not ended or that lies before a mart's start."""
-    if scope.end > now:
-        raise DponeError("DPONE_SCOPE_IN_FUTURE", f"The day {scope.key} has not ended in UTC.")
-    for mart in workflow.marts:
-        if scope.start.date() < mart.start_date:
-            raise DponeError(
-                "DPONE_SCOPE_BEFORE_START",
-                f"The day {scope.key} is before {mart.name}'s start {mart.start_date}.",
-            )
-
-
-def _complete(attempt: Attempt) -> dict[str, MartResult] | None:
-    """The day's publications, if every mart has one and the SQL day is still what was published."""
-    journal, results = attempt.ports.journal, {}
-    for mart in attempt.workflow.marts:
-        head = journal.scope_head(mart.name, attempt.scope)
-        operation = journal.operation(head.operation_id) if head else None
-        if operation is None:
-            return None
-        day = journal.history(mart.name, attempt.scope)
-        later = day[[o.operation_id for o in day].index(operation.operation_id) + 1 :]
-        if any(Facts.of(o).outcome == MutationOutcome.COMMITTED_WITH_IMAGES for o in later):
-            return None
-        results[mart.name] = MartResult(action="skipped", operation=operation)
-    for mart in attempt.workflow.marts:
-        # What says "published already" must not say it of a table that is gone.
-        uuid = attempt.ports.analytics(f"dpone-check-{attempt.identity.worker_id[:8]}-").uuid(mart.target)
-        check_generation(attempt, mart, uuid)
-    operations = [r.operation for r in results.values()]
-    together = len({o.workflow_execution_id for o in operations}) == 1
-    if together and Facts.of(operations[0]).durable_summary_sha256 is None:
-        # The run died between its last publication and this.
-        summarize(attempt, operations)
-    return results
-
-
-def _admit(attempt: Attempt) -> list[OperationRecord]:
-    workflow, journal = attempt.workflow, attempt.ports.journal
-    # Refusals that need no admission come before it, so that they leave nothing behind.
-    for mart in workflow.marts:
-        check_pair(attempt, mart)
-    attempt.boundary()
-    reach("admit.before")
-    operations = journal.admit(
-        attempt.lease,
-        workflow=workflow.name,
-        marts=[m.name for m in workflow.marts],
-        targets=[m.target.dotted for m in workflow.marts],
-        scope=attempt.scope,
-        build=lambda found: plan_workflow(
-            workflow, attempt.scope, found, policy=attempt.ports.policy, identity=attempt.identity
-        ),
-        bind=lambda bundle, operation_id, epoch: bind_attempt(
-            bundle, operation_id, epoch=epoch, identity=attempt.identity
-        ),
-    )
-    reach("admit.after")
-    return operations
 
 
 class SemanticRefresh:
@@ -446,6 +314,3 @@ def _refuse_late_strangers(attempt: Attempt, operation: OperationRecord) -> None
         raise DponeError(
             "DPONE_TARGET_DIVERGED", f"Somebody wrote to {mart.target.dotted} while its successor was being built."
         )
-
-
-__all__ = ["PublicationFailed", "publish_day", "refuse_scope"]

@@ -3,7 +3,8 @@
 from dpone_dagster.contracts.mart import MartSpec
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.facts import Facts
-from dpone_dagster.ports import OperationRecord, PhysicalDesign
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.ports import PhysicalDesign
 from dpone_dagster.publication.attempt import Attempt, shadow_of, stage_of
 
 

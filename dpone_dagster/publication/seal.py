@@ -29,13 +29,8 @@ from dpone_dagster.contracts.names import short_id
 from dpone_dagster.contracts.set_digest import EMPTY, SetDigest
 from dpone_dagster.errors import DponeError
 from dpone_dagster.faults import reach
-from dpone_dagster.ports import (
-    ArtifactStorePort,
-    BuildReceipt,
-    MutationOutcome,
-    OperationRecord,
-    SealedChunk,
-)
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.ports import ArtifactStorePort, BuildReceipt, MutationOutcome, SealedChunk
 
 FORMAT: Final = "dpone_parquet_v1"
 RESERVED_PREFIX: Final = "__dpone_seal_"  # columns of the transport; never business columns

@@ -9,11 +9,11 @@ from dpone_dagster.contracts.names import query_prefix
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.facts import Facts
 from dpone_dagster.journal.graph import FORWARD_ONLY, TERMINAL, State
-from dpone_dagster.ports import OperationRecord
+from dpone_dagster.journal.port import OperationRecord
 from dpone_dagster.publication.attempt import Attempt, MartResult, shadows_of
+from dpone_dagster.publication.closing import close_before_commit
 from dpone_dagster.publication.commit import commit_all, settle
 from dpone_dagster.publication.preflight import prove_again
-from dpone_dagster.recovery.failure import close_before_commit
 
 
 def reconcile(attempt: Attempt) -> dict[str, MartResult] | None:

@@ -12,9 +12,8 @@ import sqlalchemy as sa
 
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import Checkpoint, GuardStatus, LoadedDay, LoadGuard, LoadRecord
 from dpone_dagster.journal.graph import TERMINAL, State, step
-from dpone_dagster.ports import Lease, RunIdentity
+from dpone_dagster.journal.port import Checkpoint, GuardStatus, Lease, LoadedDay, LoadGuard, LoadRecord, RunIdentity
 from resources.journal import tables as t
 from resources.journal.guards import lock_guards, raise_guards
 from resources.journal.locks import Locks, load_resource, target_resource

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.contracts.names import session_tag
 from dpone_dagster.errors import DponeError
-from dpone_dagster.ports import Holder, Lease, OperationRecord, RunIdentity
+from dpone_dagster.journal.port import Holder, Lease, OperationRecord, RunIdentity
 from resources.journal import tables as t
 from resources.journal.dialect import Dialect, Fault, engine_errors
 from resources.journal.transactions import Sessions

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from dpone_dagster.contracts.canonical import canonical_json
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.journal.graph import TERMINAL, State
-from dpone_dagster.ports import GenerationHead, MartOverview, OperationRecord, Predecessors, ScopeHead
+from dpone_dagster.journal.port import GenerationHead, MartOverview, OperationRecord, Predecessors, ScopeHead
 from resources.journal import tables as t
 
 OPEN = t.operation.c.state.not_in([state.value for state in sorted(TERMINAL)])

@@ -18,7 +18,7 @@ from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.contracts.model import Document
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.graph import TERMINAL, State, step
-from dpone_dagster.ports import (
+from dpone_dagster.journal.port import (
     GenerationHead,
     Holder,
     Lease,

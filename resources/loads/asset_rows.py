@@ -19,10 +19,10 @@ from dpone_dagster.contracts.arrow_digest import digest_batches, row_texts
 from dpone_dagster.contracts.mart import Column, Scope
 from dpone_dagster.contracts.set_digest import EMPTY, SetDigest
 from dpone_dagster.contracts.types import column_type
+from dpone_dagster.declarations.manifest import AcceptanceChecks, Process
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.acceptance import select
-from dpone_dagster.governance.load_ports import Columns, LoadColumn, MetricSnapshot, Window
-from dpone_dagster.governance.manifest import AcceptanceChecks, Process
+from dpone_dagster.ports import Columns, LoadColumn, MetricSnapshot, Window
 from resources.loads.probes import accepted_field
 from resources.loads.session import Session
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.governance.audit import details_json, redacted, state_schema, step_details
-from dpone_dagster.governance.load_ports import AuditStep
-from dpone_dagster.governance.manifest import Process
+from dpone_dagster.ports import AuditStep
 from resources.clickhouse.statements import Statements, literal
 from resources.clickhouse_client import ClickHouseClient
 from resources.dialects.clickhouse import relation_sql

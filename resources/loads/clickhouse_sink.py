@@ -15,21 +15,21 @@ import pyarrow as pa
 from pydantic import Field
 
 from dpone_dagster.contracts.mart import Relation, Scope
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load import places_of
-from dpone_dagster.governance.load_ports import (
+from dpone_dagster.ports import (
     Columns,
     FinalizeOutcome,
     FinalizeReport,
     FinalizerTraits,
     LoadColumn,
+    PhysicalDesign,
     ProbePort,
     StagedLoad,
     Visibility,
     Window,
 )
-from dpone_dagster.governance.manifest import Process
-from dpone_dagster.ports import PhysicalDesign
+from dpone_dagster.publication.load import places_of
 from resources.clickhouse import loading, quiescence
 from resources.clickhouse.design import check_exchangeable, read_design
 from resources.clickhouse.proof import prove_all_visible

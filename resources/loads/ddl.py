@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpone_dagster.contracts.mart import Relation
-from dpone_dagster.governance.load_ports import LoadColumn
+from dpone_dagster.ports import LoadColumn
 from resources.clickhouse.statements import literal, names
 from resources.dialects.clickhouse import quote, relation_sql
 

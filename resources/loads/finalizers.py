@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from dpone_dagster.contracts.canonical import sha256_of
 from dpone_dagster.contracts.mart import Column, Relation, Scope
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import FinalizerTraits, Visibility
-from dpone_dagster.ports import PhysicalDesign
+from dpone_dagster.ports import FinalizerTraits, PhysicalDesign, Visibility
 from resources.clickhouse.proof import digest_of, prove_all_visible, prove_untouched
 from resources.clickhouse.shadow import buckets, create_with_untouched, expected_rows_sql, present_partitions
 from resources.clickhouse.statements import BOUNDED, Statements, literal, literals, names

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.hooks import ProviderFactory
-from dpone_dagster.governance.load_ports import HookContext, HookDefinition, SqlRunner
+from dpone_dagster.ports import HookContext, HookDefinition, SqlRunner
 
 WEBHOOK_SECONDS = 30  # a notification holds a load up no longer, whatever its timeout_seconds allows
 _STATUS = {"pre_hook": "started", "post_hook": "loaded"}

@@ -23,11 +23,11 @@ from psycopg import sql as psycopg_sql
 from psycopg.pq import TransactionStatus
 
 from dpone_dagster.contracts.set_digest import LANE_MODULUS, SetDigest
+from dpone_dagster.declarations.manifest import AcceptanceChecks
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.acceptance import business_columns, select
-from dpone_dagster.governance.load_ports import Columns, LoadColumn, MetricSnapshot
-from dpone_dagster.governance.manifest import AcceptanceChecks
 from dpone_dagster.governance.sql_guard import require_reading
+from dpone_dagster.ports import Columns, LoadColumn, MetricSnapshot
 from resources.clickhouse.statements import BOUNDED, Statements, literal
 from resources.dialects import clickhouse, postgres
 

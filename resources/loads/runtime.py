@@ -8,26 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from dpone_dagster.contracts.mart import Scope
+from dpone_dagster.declarations.loader import LoadedManifest, load_manifest, parse_manifest
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance import native_guard
 from dpone_dagster.governance.audit import audit_enabled
 from dpone_dagster.governance.gate_runner import find_providers
 from dpone_dagster.governance.hooks import blocking, providers, run_phase
-from dpone_dagster.governance.load import LoadPlan, LoadPorts, LoadReport, plain
-from dpone_dagster.governance.load_plan import plan_load
-from dpone_dagster.governance.load_ports import (
+from dpone_dagster.journal.port import RunIdentity
+from dpone_dagster.planning.load_plan import LoadPlan, plan_load
+from dpone_dagster.ports import (
     AuditStep,
     HookContext,
     HookProvider,
     HookStep,
     LoadSourcePort,
+    ProgressPort,
     SchemaGateHandler,
     SqlRunner,
 )
-from dpone_dagster.governance.load_run import run_load
-from dpone_dagster.governance.loader import LoadedManifest, load_manifest, parse_manifest
-from dpone_dagster.governance.manifest import Process
-from dpone_dagster.ports import ProgressPort, RunIdentity
+from dpone_dagster.publication.load import LoadPorts, LoadReport, plain
+from dpone_dagster.recovery import native_guard
+from dpone_dagster.run import run_load
 from resources.loads.asset_rows import AssetLoadSource
 from resources.loads.audit import ClickHouseAudit
 from resources.loads.clickhouse_sink import ClickHouseDirectSink, ClickHouseStagedSink

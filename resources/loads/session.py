@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from dpone_dagster.governance.load_ports import Columns, ProbePort, Window
+from dpone_dagster.ports import Columns, ProbePort, Window
 
 
 @dataclass(kw_only=True)

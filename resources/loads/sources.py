@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 
 from dpone_dagster.contracts.canonical import sha256_bytes
 from dpone_dagster.contracts.mart import Column, Scope
+from dpone_dagster.declarations.manifest import Process, TableRef
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import Columns, LoadColumn, Window
-from dpone_dagster.governance.manifest import Process, TableRef
 from dpone_dagster.governance.sql_guard import require_reading
+from dpone_dagster.ports import Columns, LoadColumn, Window
 from resources.clickhouse.statements import BOUNDED, Statements, literal
 from resources.clickhouse_client import ClickHouseClient
 from resources.dialects import clickhouse, postgres

@@ -16,9 +16,9 @@ import yaml
 from assets.loads import LoadDefinitions, evidence, load_assets
 from assets.loads.component import component_definitions
 from checks.loads import Judged, load_check_results
+from dpone_dagster.declarations.loader import parse_manifest
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.loader import parse_manifest
-from dpone_dagster.governance.manifest import Process
 from tests.governance.manifests import whole
 
 ROOT = Path(__file__).parents[2]

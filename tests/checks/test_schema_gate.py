@@ -9,10 +9,10 @@ import pytest
 from pandera.config import config_context
 
 from checks.schema_gate import PanderaSchemaGate, to_frame
+from dpone_dagster.declarations.manifest import SchemaGate
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.gate_runner import run_gates
-from dpone_dagster.governance.load_ports import GateOutcome, LoadColumn
-from dpone_dagster.governance.manifest import SchemaGate
+from dpone_dagster.ports import GateOutcome, LoadColumn
 from resources.loads.asset_rows import ArrowProbe
 
 AT = datetime(1900, 1, 1, 0, 0, 0, 1, tzinfo=UTC)

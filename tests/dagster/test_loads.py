@@ -18,7 +18,7 @@ from assets.loads.flights import punctuality
 from assets.loads.staged import StagedLoads, staged_assets
 from assets.loads.step import open_loads
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import FinalizeOutcome
+from dpone_dagster.ports import FinalizeOutcome
 from io_managers.clickhouse_staged import METADATA_KEY, ClickHouseStagedIOManager
 from resources.clickhouse_client import connect
 from resources.dagster_runtime import DponeRuntime

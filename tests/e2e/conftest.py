@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from assets.sources.flights import load_flights
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import RunIdentity
 from resources.embedded.engines import Engines
 from resources.embedded.home import Home
 from resources.runtime import Runtime

@@ -11,7 +11,8 @@ import yaml
 
 from checks.schema_gate import PanderaSchemaGate
 from dpone_dagster.contracts.mart import Scope
-from dpone_dagster.governance.load import LoadPlan, LoadReport
+from dpone_dagster.planning.load_plan import LoadPlan
+from dpone_dagster.publication.load import LoadReport
 from resources.loads.runtime import Loads, plan_manifest
 from resources.runtime import Runtime
 from tests.e2e.conftest import Truth, identity

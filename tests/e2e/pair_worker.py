@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import RunIdentity
 from resources.embedded.engines import up
 from resources.embedded.home import resolve
 from resources.runtime import Runtime

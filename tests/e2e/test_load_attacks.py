@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load import LoadFailed, query_prefix
-from dpone_dagster.governance.load_ports import LoadRecord, StagedLoad
-from dpone_dagster.governance.manifest import Process
 from dpone_dagster.journal.graph import State
+from dpone_dagster.journal.port import LoadRecord
+from dpone_dagster.ports import StagedLoad
+from dpone_dagster.publication.load import LoadFailed, query_prefix
 from resources.clickhouse import loading
 from resources.clickhouse.statements import Statements
 from resources.embedded.engines import Engines

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from dpone_dagster.declarations.manifest import Process
+from dpone_dagster.diagnostics import envelope
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.diagnostics import envelope
-from dpone_dagster.governance.load import LoadFailed
-from dpone_dagster.governance.load_ports import StagedLoad
-from dpone_dagster.governance.manifest import Process
+from dpone_dagster.ports import StagedLoad
+from dpone_dagster.publication.load import LoadFailed
 from resources.embedded.engines import Engines
 from resources.embedded.home import Home
 from resources.loads.clickhouse_sink import ClickHouseDirectSink, ClickHouseStagedSink

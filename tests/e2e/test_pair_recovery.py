@@ -11,7 +11,7 @@ from dpone_dagster.contracts.mart import Relation, Scope
 from dpone_dagster.contracts.names import image_name
 from dpone_dagster.errors import DponeError
 from dpone_dagster.planning.plans import Workflow
-from dpone_dagster.publication.path import publish_day
+from dpone_dagster.run import publish_day
 from resources.runtime import Runtime
 from tests.e2e.conftest import identity
 from tests.e2e.faulty import Standing, failing

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dpone_dagster.declarations.loader import LoadedManifest, load_manifest, parse_manifest
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.loader import LoadedManifest, load_manifest, parse_manifest
 
 WHOLE: dict[str, Any] = {
     "kind": "dpone.batch.v1",

@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 
 from dpone_dagster.contracts.set_digest import SetDigest
-from dpone_dagster.governance.load_ports import Columns, LoadColumn, MetricSnapshot
-from dpone_dagster.governance.manifest import AcceptanceChecks
+from dpone_dagster.declarations.manifest import AcceptanceChecks
+from dpone_dagster.ports import Columns, LoadColumn, MetricSnapshot
 
 
 def column(name: str, type_: str = "bigint", nullable: bool = True) -> LoadColumn:

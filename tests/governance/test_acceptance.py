@@ -7,6 +7,7 @@ import pytest
 from governance.scripted import Scripted, column
 
 from dpone_dagster.contracts.loads import AcceptanceSnapshot
+from dpone_dagster.declarations.manifest import Acceptance
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.acceptance import (
     LoadPath,
@@ -18,8 +19,7 @@ from dpone_dagster.governance.acceptance import (
     validate,
 )
 from dpone_dagster.governance.gate_runner import NEVER_A_VERDICT
-from dpone_dagster.governance.load_ports import MetricSnapshot
-from dpone_dagster.governance.manifest import Acceptance
+from dpone_dagster.ports import MetricSnapshot
 
 # Names that differ only in punctuation or case, and one of the framework's.
 NAMES = ("a-b", "a.b", "A.B", 'a"b', "ключ")

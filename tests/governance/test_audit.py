@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.governance.audit import audit_enabled, details_json, redacted, state_schema, step_details, throughput
-from dpone_dagster.governance.load_ports import AuditStep
-from dpone_dagster.governance.manifest import Process
+from dpone_dagster.ports import AuditStep
 
 
 def step(seconds: float = 2.0, status: str = "completed", **details: Any) -> AuditStep:

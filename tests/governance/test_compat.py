@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from governance.manifests import load_text, refusal, refusals, whole
 
-from dpone_dagster.governance.loader import parse_manifest
+from dpone_dagster.declarations.loader import parse_manifest
 
 MIN = {"id": "a", "type": "min_rows", "side": "target", "threshold": 1}
 COUNT = {"id": "b", "type": "source_target_count"}

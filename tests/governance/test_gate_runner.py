@@ -20,11 +20,11 @@ from dpone_dagster.contracts.canonical import sha256_of
 from dpone_dagster.contracts.loads import LoadGateReport, LoadGateResult
 from dpone_dagster.contracts.mart import GateSpec, Tolerance
 from dpone_dagster.contracts.set_digest import SetDigest
+from dpone_dagster.declarations.manifest import Gate, Quality, SkippedCheck
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance import gate_runner, gates, rules
 from dpone_dagster.governance.gate_runner import find_providers, run_gates
-from dpone_dagster.governance.load_ports import GateOutcome
-from dpone_dagster.governance.manifest import Gate, Quality, SkippedCheck
+from dpone_dagster.ports import GateOutcome
 
 NOW = datetime(2024, 3, 10, 12, tzinfo=UTC)
 GATES: TypeAdapter[Gate] = TypeAdapter(Gate)

@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpone_dagster.declarations.manifest import CustomSqlGate, Process, SqlText
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance import hooks as module
 from dpone_dagster.governance.hooks import (
@@ -24,8 +25,7 @@ from dpone_dagster.governance.hooks import (
     run_phase,
     sql_dependency,
 )
-from dpone_dagster.governance.load_ports import HookContext, HookDefinition, HookStep, SqlRunner
-from dpone_dagster.governance.manifest import CustomSqlGate, Process, SqlText
+from dpone_dagster.ports import HookContext, HookDefinition, HookStep, SqlRunner
 from resources.loads.hook_providers import BUILTINS
 
 DIALECTS = {"source": "tsql", "sink": "clickhouse"}

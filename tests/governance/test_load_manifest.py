@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from governance.manifests import refusals, whole
 
-from dpone_dagster.governance.loader import parse_manifest
+from dpone_dagster.declarations.loader import parse_manifest
 
 DAILY = {"mode": "daily", "column": "at", "start_date": "2024-01-01"}
 MARK = {"mode": "watermark", "column": "id"}

@@ -15,10 +15,10 @@ from governance.scripted import Scripted
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from dpone_dagster.declarations.loader import LoadedManifest, load_manifest, parse_manifest
+from dpone_dagster.declarations.schema import json_schema
 from dpone_dagster.errors import CODES, DponeError
 from dpone_dagster.governance.gate_runner import run_gates
-from dpone_dagster.governance.loader import LoadedManifest, load_manifest, parse_manifest
-from dpone_dagster.governance.schema import json_schema
 from resources.loads.runtime import plan
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from governance.test_loader import FUZZ, TYPICAL, VALID
 from hypothesis import given
 from jsonschema import Draft202012Validator, FormatChecker
 
-from dpone_dagster.governance.schema import LAXER, SCHEMA_FILE, json_schema, reference, schema_text
+from dpone_dagster.declarations.schema import LAXER, SCHEMA_FILE, json_schema, reference, schema_text
 
 VALIDATOR = Draft202012Validator(json_schema(), format_checker=FormatChecker())
 
@@ -25,12 +25,12 @@ def accepts(document: Any) -> bool:
 
 
 def test_the_committed_schema_is_current() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run python -m dpone_dagster.governance.schema"
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run python -m dpone_dagster.declarations.schema"
 
 
 def test_the_module_writes_what_is_committed() -> None:
     before = SCHEMA_FILE.stat().st_mtime_ns
-    subprocess.run([sys.executable, "-m", "dpone_dagster.governance.schema"], check=True)
+    subprocess.run([sys.executable, "-m", "dpone_dagster.declarations.schema"], check=True)
     assert SCHEMA_FILE.stat().st_mtime_ns > before
     assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text()
 

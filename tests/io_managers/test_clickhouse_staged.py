@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from dpone_dagster.contracts.mart import Relation
+from dpone_dagster.declarations.manifest import Process, TableRef
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.manifest import Process, TableRef
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import RunIdentity
 from io_managers.clickhouse_staged import METADATA_KEY, ClickHouseStagedIOManager, ProcessRef
 from resources.clickhouse.statements import Statements
 from resources.clickhouse_client import ClickHouseClient

@@ -25,7 +25,8 @@ from dpone_dagster.contracts.mart import Column, MartSpec, Relation, Scope
 from dpone_dagster.contracts.set_digest import EMPTY
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import BuildReceipt, OperationRecord
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.ports import BuildReceipt
 from dpone_dagster.publication.seal import SealAuthority, artifact_prefix, seal
 from io_managers._published import PublishedMartIOManager
 from io_managers.clickhouse_mart import ClickHouseMartIOManager

@@ -10,7 +10,7 @@ import pytest
 
 from dpone_dagster.contracts.mart import MartSpec, Relation
 from dpone_dagster.errors import DponeError
-from dpone_dagster.planning.manifest import compile_workflows, read_marts, select
+from dpone_dagster.planning.dbt_manifest import compile_workflows, read_marts, select
 from dpone_dagster.ports import CatalogObservation, ObservedRelation
 from resources.dbt_builder import DbtBuilder
 from resources.dialects.postgres import canonical_type

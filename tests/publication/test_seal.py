@@ -28,7 +28,8 @@ from dpone_dagster.contracts.mart import Column, MartSpec, Relation, Scope
 from dpone_dagster.contracts.set_digest import EMPTY, SetDigest
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import BuildReceipt, OperationRecord
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.ports import BuildReceipt
 from dpone_dagster.publication.seal import (
     SealAuthority,
     SealedArtifact,

@@ -4,7 +4,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from dpone_dagster.planning.manifest import read_marts
+from dpone_dagster.planning.dbt_manifest import read_marts
 from resources.dbt_builder import DbtBuilder
 from resources.dialects.postgres import canonical_type
 

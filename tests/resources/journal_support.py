@@ -16,7 +16,7 @@ from dpone_dagster.contracts.canonical import sha256_of
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.contracts.model import Document
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import Lease, OperationRecord, PlanBundle, PlannedOperation, Predecessors, RunIdentity
+from dpone_dagster.journal.port import Lease, OperationRecord, PlanBundle, PlannedOperation, Predecessors, RunIdentity
 from resources.journal.store import SqlJournal
 
 ROOT = Path(__file__).resolve().parents[2]

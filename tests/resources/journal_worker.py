@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import RunIdentity
 from resources.journal.store import SqlJournal
 
 

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pyarrow as pa
 
 from dpone_dagster.contracts.mart import Scope
-from dpone_dagster.governance.load_ports import Columns, FinalizeReport, LoadColumn, StagedLoad, Window
-from dpone_dagster.governance.manifest import Process
+from dpone_dagster.declarations.manifest import Process
+from dpone_dagster.ports import Columns, FinalizeReport, LoadColumn, StagedLoad, Window
 from resources.clickhouse_client import ClickHouseClient
 from resources.dialects.clickhouse import quote
 from resources.loads.clickhouse_sink import ClickHouseStagedSink

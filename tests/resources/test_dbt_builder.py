@@ -19,7 +19,8 @@ from dbt_support import DAY, Sandbox, pair_project, sandbox, write_project  # no
 
 from dpone_dagster import faults
 from dpone_dagster.errors import DponeError
-from dpone_dagster.ports import MutationOutcome, OperationRecord
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.ports import MutationOutcome
 from resources.dbt_builder import DbtBuilder, classify, project_digest
 from resources.embedded.home import Home
 

@@ -16,10 +16,10 @@ import psutil
 import psycopg
 import pytest
 
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.hooks import build_hooks, run_phase
-from dpone_dagster.governance.load_ports import HookContext, HookDefinition, HookStep, SqlRunner
-from dpone_dagster.governance.manifest import Process
+from dpone_dagster.ports import HookContext, HookDefinition, HookStep, SqlRunner
 from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.engines import Engines, status, up
 from resources.embedded.home import Home

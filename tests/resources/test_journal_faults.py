@@ -16,7 +16,7 @@ from journal_support import NEW_UUID, TARGET, LossyProxy, Worker, everything
 from dpone_dagster.contracts.canonical import canonical_json
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import OperationRecord
+from dpone_dagster.journal.port import OperationRecord
 from resources.embedded.postgres import PostgresEndpoint
 from resources.journal.dialect import Fault, PostgresDialect
 from resources.journal.store import SqlJournal

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import OperationRecord
+from dpone_dagster.journal.port import OperationRecord
 from resources.journal.store import SqlJournal
 
 # (state, state in which the outcome became unknown or "") -> what transition() may reach. Spec R's graph and the

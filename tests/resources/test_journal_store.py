@@ -26,7 +26,7 @@ from journal_support import (
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import Lease, OperationRecord, PlanBundle, Predecessors
+from dpone_dagster.journal.port import Lease, OperationRecord, PlanBundle, Predecessors
 from resources.embedded.postgres import PostgresEndpoint
 from resources.journal.store import SqlJournal
 from resources.journal.transactions import JournalPolicy

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from load_case import LoadCase
 
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import AuditStep
-from dpone_dagster.governance.manifest import Process
+from dpone_dagster.ports import AuditStep
 from resources.clickhouse_client import ClickHouseClient
 from resources.loads.audit import ClickHouseAudit
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpone_dagster.governance.load_ports import LoadColumn
+from dpone_dagster.ports import LoadColumn
 from resources.loads.clickhouse_sink import Table
 from resources.loads.ddl import Ddl
 

@@ -12,7 +12,7 @@ import pytest
 from load_case import COLUMNS, DAY, LoadCase, Row, at
 
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import FinalizeOutcome, Visibility
+from dpone_dagster.ports import FinalizeOutcome, Visibility
 from resources.clickhouse.statements import Statements
 from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.engines import Engines

@@ -14,9 +14,8 @@ import sqlalchemy as sa
 from journal_support import DAY, NEXT, LossyProxy, digest, identity
 
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import GuardStatus, LoadRecord
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import Lease
+from dpone_dagster.journal.port import GuardStatus, Lease, LoadRecord
 from resources.embedded.postgres import PostgresEndpoint
 from resources.journal.store import SqlJournal
 from resources.journal.transactions import JournalPolicy

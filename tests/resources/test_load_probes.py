@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dpone_dagster.contracts.set_digest import SetDigest
+from dpone_dagster.declarations.manifest import AcceptanceChecks, Quality
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.gate_runner import run_gates
-from dpone_dagster.governance.load_ports import Columns, LoadColumn
-from dpone_dagster.governance.manifest import AcceptanceChecks, Quality
+from dpone_dagster.ports import Columns, LoadColumn
 from resources.clickhouse.statements import Statements
 from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.engines import Engines

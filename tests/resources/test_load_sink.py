@@ -13,7 +13,7 @@ import pytest
 from load_case import COLUMNS, LOADED_AT, LoadCase, Row, at, batches
 
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import LoadColumn, Visibility, Window
+from dpone_dagster.ports import LoadColumn, Visibility, Window
 from resources.clickhouse_client import ClickHouseClient
 from resources.dialects.clickhouse import quote
 from resources.loads.clickhouse_sink import ClickHouseDirectSink, table_columns

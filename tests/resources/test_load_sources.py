@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 
 from dpone_dagster.contracts.mart import Scope
+from dpone_dagster.declarations.manifest import AcceptanceChecks, Process, TableRef
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load_ports import LoadColumn, SourceSession
-from dpone_dagster.governance.manifest import AcceptanceChecks, Process, TableRef
+from dpone_dagster.ports import LoadColumn, SourceSession
 from resources.clickhouse_client import ClickHouseClient
 from resources.embedded.engines import Engines
 from resources.loads.asset_rows import ArrowProbe, _Spool

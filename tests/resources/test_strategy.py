@@ -15,7 +15,8 @@ from jinja2 import Environment
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import MutationOutcome, OperationRecord
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.ports import MutationOutcome
 from resources.dbt_builder import PLATFORM
 
 ROWS = "select e::text from marts.events as e order by 1"  # as text: Python has no infinite date

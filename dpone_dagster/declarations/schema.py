@@ -1,6 +1,6 @@
 """The published JSON Schema of load manifests and the reference in the docs, both derived from the models.
 
-``python -m dpone_dagster.governance.schema`` writes ``docs/schema/dpone.manifest.schema.json``. The schema is laxer
+``python -m dpone_dagster.declarations.schema`` writes ``docs/schema/dpone.manifest.schema.json``. The schema is laxer
 than validation only where fields depend on each other (``LAXER``).
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from dpone_dagster.governance.compat import MinRowsCheck, SourceTargetCountCheck
-from dpone_dagster.governance.manifest import Manifest
-from dpone_dagster.governance.validation import models_of
+from dpone_dagster.declarations.compat import MinRowsCheck, SourceTargetCountCheck
+from dpone_dagster.declarations.manifest import Manifest
+from dpone_dagster.declarations.validation import models_of
 
 SCHEMA_FILE = Path(__file__).parents[2] / "docs" / "schema" / "dpone.manifest.schema.json"
 

@@ -1,8 +1,8 @@
 """The lifecycle of a governed publication, once, in order; both routes walk it (spec G, "Runtime lifecycle").
 
-A route is a way from a source into a target: a manifest's load (``governance.load``) or a mart's semantic refresh
-(``publication.path``), whose EXCHANGE is one of the finalizers. Steps 1 to 3 (parse, validate, identity) come before a
-route exists. Three things are decided here and nowhere else:
+A route is a way from a source into a target: a manifest's load (``publication.load_route``) or a mart's semantic
+refresh (``publication.path``), whose EXCHANGE is one of the finalizers. Steps 1 to 3 (parse, validate, identity) come
+before a route exists. Three things are decided here and nowhere else:
 
 - nothing before ``finalize`` changes what a reader sees, so every failure there is closed and can be tried again;
 - ``finalize`` settles its own outcome, or leaves it recorded as unknown: nobody here guesses;

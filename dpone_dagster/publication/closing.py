@@ -12,7 +12,8 @@ from dpone_dagster.contracts.documents import FailedWorkflowSummary
 from dpone_dagster.errors import DponeError, unexpected
 from dpone_dagster.journal.facts import Facts
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import MutationOutcome, OperationRecord
+from dpone_dagster.journal.port import OperationRecord
+from dpone_dagster.ports import MutationOutcome
 from dpone_dagster.publication.attempt import Attempt, PublicationFailed, shadows_of, stage_of
 
 

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from dpone_dagster.errors import DponeError, unexpected
-from dpone_dagster.governance.load import LoadFailed, LoadPlan, LoadReport, plain, summary
+from dpone_dagster.planning.load_plan import LoadPlan
+from dpone_dagster.publication.load import LoadFailed, LoadReport, plain, summary
 
 
 def envelope(

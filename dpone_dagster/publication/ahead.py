@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from dpone_dagster.contracts.set_digest import SetDigest
+from dpone_dagster.declarations.manifest import AcceptanceChecks, Process, TypedHashGate
 from dpone_dagster.governance.gate_runner import sampling
-from dpone_dagster.governance.load_ports import Columns, MetricSnapshot, ProbePort
-from dpone_dagster.governance.manifest import AcceptanceChecks, Process, TypedHashGate
+from dpone_dagster.ports import Columns, MetricSnapshot, ProbePort
 
 Question = tuple[Any, ...]
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from dpone_dagster.contracts.model import ClosedModel
-from dpone_dagster.governance.manifest import Count, ExactDecimal, Id, Severity, Side, SkippedCheck
-from dpone_dagster.governance.reading import Fault, Path
-from dpone_dagster.governance.validation import judge, unknown_key
+from dpone_dagster.declarations.manifest import Count, ExactDecimal, Id, Severity, Side, SkippedCheck
+from dpone_dagster.declarations.reading import Fault, Path
+from dpone_dagster.declarations.validation import judge, unknown_key
 
 _CANONICAL_KEYS = ["acceptance", "gates"]
 _MIGRATE = "Move the checks to quality.gates and remove quality.mode."

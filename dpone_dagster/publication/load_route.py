@@ -1,4 +1,4 @@
-"""The two routes of a manifest's load through the lifecycle (``governance.lifecycle``): staged, and straight in.
+"""The two routes of a manifest's load through the lifecycle (``publication.lifecycle``): staged, and straight in.
 
 Before ``finalize`` the route is guarded (``armed``), so that a process that dies there leaves a sign that no automatic
 retry passes; the guard goes with the checkpoint, which moves last.
@@ -17,19 +17,23 @@ import pyarrow as pa
 from dpone_dagster.cancellation import Cancellation
 from dpone_dagster.contracts.loads import AcceptanceSide, AcceptanceSnapshot, LoadGateReport
 from dpone_dagster.contracts.mart import Scope
+from dpone_dagster.declarations.manifest import Acceptance, Process
 from dpone_dagster.errors import DponeError, unexpected
 from dpone_dagster.faults import reach
 from dpone_dagster.governance import acceptance
 from dpone_dagster.governance.acceptance import LoadPath
-from dpone_dagster.governance.ahead import AheadProbe
 from dpone_dagster.governance.audit import audit_enabled
 from dpone_dagster.governance.gate_runner import run_gates
 from dpone_dagster.governance.hooks import blocking, run_phase
-from dpone_dagster.governance.lifecycle import raise_in_place_of
-from dpone_dagster.governance.load import (
+from dpone_dagster.journal.graph import State
+from dpone_dagster.journal.port import GuardStatus, Lease, LoadRecord, RunIdentity
+from dpone_dagster.planning.load_plan import LoadPlan
+from dpone_dagster.ports import AuditStep, FinalizeOutcome, HookContext, HookStep, ProbePort, SourceSession
+from dpone_dagster.publication.ahead import AheadProbe
+from dpone_dagster.publication.lifecycle import raise_in_place_of
+from dpone_dagster.publication.load import (
     Boundary,
     LoadFailed,
-    LoadPlan,
     LoadPorts,
     LoadReport,
     as_admitted,
@@ -42,19 +46,6 @@ from dpone_dagster.governance.load import (
     summary,
     window_of,
 )
-from dpone_dagster.governance.load_ports import (
-    AuditStep,
-    FinalizeOutcome,
-    GuardStatus,
-    HookContext,
-    HookStep,
-    LoadRecord,
-    ProbePort,
-    SourceSession,
-)
-from dpone_dagster.governance.manifest import Acceptance, Process
-from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import Lease, RunIdentity
 
 # ------------------------------------------------------------------------------------------------ the attempt
 
@@ -120,7 +111,7 @@ class _Counters:
 
 
 class LoadRoute(ABC):
-    """What both routes share: hooks, acceptance, evidence, and closing; see ``governance.lifecycle.Route``."""
+    """What both routes share: hooks, acceptance, evidence, and closing; see ``publication.lifecycle.Route``."""
 
     staged: bool
 
@@ -853,6 +844,13 @@ class LegacyRoute(LoadRoute):
 
     def _target_probe(self) -> ProbePort:
         return self._sink.target_probe(self._process, self._columns, self._window, load_id=self._load.load_id)
+
+
+def route(attempt: Attempt, load: LoadRecord, *, action: str, staged: bool) -> LoadRoute:
+    """Return the route that a load takes, or has taken."""
+    report = attempt.report(load=load, scope=load.scope, action=action)
+    report.finalization = "pre_finalize" if staged else "legacy_post_finalize"
+    return (StagedRoute if staged else LegacyRoute)(attempt, load, report)
 
 
 def _code(error: Exception) -> str:

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from dpone_dagster.governance.manifest import BatchManifest
-from dpone_dagster.governance.reading import Fault, Mark, Path
+from dpone_dagster.declarations.manifest import BatchManifest
+from dpone_dagster.declarations.reading import Fault, Mark, Path
 
 M = TypeVar("M", bound=BaseModel)
 

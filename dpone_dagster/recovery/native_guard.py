@@ -11,19 +11,11 @@ from typing import Any, Literal
 
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.load import (
-    LoadPlan,
-    LoadPorts,
-    as_admitted,
-    close,
-    query_prefix,
-    staged_of,
-    take_over,
-    was_staged,
-)
-from dpone_dagster.governance.load_ports import FinalizeOutcome, GuardStatus, LoadRecord, Visibility
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import RunIdentity
+from dpone_dagster.journal.port import GuardStatus, LoadRecord, RunIdentity
+from dpone_dagster.planning.load_plan import LoadPlan
+from dpone_dagster.ports import FinalizeOutcome, Visibility
+from dpone_dagster.publication.load import LoadPorts, as_admitted, close, query_prefix, staged_of, take_over, was_staged
 
 Word = Literal["committed", "not-committed"]
 

@@ -1,18 +1,52 @@
 """From a process of a manifest to a plan: every SQL file read and judged, hooks in order, one digest over it all."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dpone_dagster import __version__
 from dpone_dagster.contracts.canonical import sha256_of
+from dpone_dagster.declarations.manifest import CustomSqlGate, Gate, Process, SqlText
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.hooks import build_hooks, sql_dependency
-from dpone_dagster.governance.load import LoadPlan
-from dpone_dagster.governance.manifest import CustomSqlGate, Gate, Process, SqlText
+from dpone_dagster.governance.hooks import HookPlan, build_hooks, sql_dependency
 from dpone_dagster.governance.sql_guard import require_reading
 
 SCHEMA = "dpone.load-plan.v1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan:
+    """One process ready to run: what it says, with every SQL file read, and its digest.
+
+    Attributes:
+        manifest: the manifest's path from the repository root; empty for one that was handed over as data.
+        process: as declared; ``resolved`` has SQL text in place of files.
+        sha256: over everything that decides what the load does; SQL enters by its digest.
+        document: what the digest is taken over; free of SQL.
+    """
+
+    manifest: str
+    process: Process
+    resolved: Process = field(repr=False)
+    hooks: HookPlan = field(repr=False)
+    sha256: str
+    document: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def target(self) -> str:
+        """``database.table``."""
+        return self.process.sink.table.dotted
+
+    def command(self, verb: str) -> str:
+        """Return the command line that does something with this process, for people."""
+        manifest = self.manifest or "MANIFEST"
+        return f"dpone {verb} {manifest} --selector {self.process.name}"
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """The locks that a load takes: its own and its target's, as a mart's publication does."""
+        return (f"load:{self.process.name}", f"target:{self.target}")
 
 
 def plan_load(

@@ -6,12 +6,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dpone_dagster.declarations.compat import canonical_quality
+from dpone_dagster.declarations.manifest import BatchManifest, FlowManifest, Process
+from dpone_dagster.declarations.reading import MAX_BYTES, Fault, Mark, Reading, Unreadable, read_data, read_yaml
+from dpone_dagster.declarations.reading import Path as Field
+from dpone_dagster.declarations.validation import free, judge, nulls, numbers_as_text
 from dpone_dagster.errors import DponeError
-from dpone_dagster.governance.compat import canonical_quality
-from dpone_dagster.governance.manifest import BatchManifest, FlowManifest, Process
-from dpone_dagster.governance.reading import MAX_BYTES, Fault, Mark, Reading, Unreadable, read_data, read_yaml
-from dpone_dagster.governance.reading import Path as Field
-from dpone_dagster.governance.validation import free, judge, nulls, numbers_as_text
 
 _KINDS: Mapping[str, type[BatchManifest] | type[FlowManifest]] = {
     "dpone.batch.v1": BatchManifest,

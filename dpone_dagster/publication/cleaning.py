@@ -4,7 +4,7 @@ from dpone_dagster.errors import DponeError
 from dpone_dagster.faults import reach
 from dpone_dagster.journal.facts import Facts
 from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import OperationRecord
+from dpone_dagster.journal.port import OperationRecord
 from dpone_dagster.publication.attempt import Attempt, predecessor_of, stage_of
 
 

@@ -8,10 +8,12 @@ from typing import Any, Literal
 from dpone_dagster.contracts.loads import AcceptanceSnapshot, LoadGateReport
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.contracts.policy import Policy
+from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.audit import throughput
-from dpone_dagster.governance.hooks import HookPlan
-from dpone_dagster.governance.load_ports import (
+from dpone_dagster.journal.graph import State
+from dpone_dagster.journal.port import Lease, LoadJournalPort, LoadRecord
+from dpone_dagster.ports import (
     AuditPort,
     AuditStep,
     Columns,
@@ -22,54 +24,16 @@ from dpone_dagster.governance.load_ports import (
     HookStep,
     LegacySinkPort,
     LoadColumn,
-    LoadJournalPort,
-    LoadRecord,
     LoadSourcePort,
+    ProgressPort,
     SchemaGateHandler,
     SqlRunner,
     StagedLoad,
     StagedLoadPort,
     Window,
 )
-from dpone_dagster.governance.manifest import Process
-from dpone_dagster.journal.graph import State
-from dpone_dagster.ports import Lease, ProgressPort
 
 Boundary = Literal["pre_hook", "pre_finalize", "finalize", "legacy_post_finalize", "post_commit", "resume_validation"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadPlan:
-    """One process ready to run: what it says, with every SQL file read, and its digest.
-
-    Attributes:
-        manifest: the manifest's path from the repository root; empty for one that was handed over as data.
-        process: as declared; ``resolved`` has SQL text in place of files.
-        sha256: over everything that decides what the load does; SQL enters by its digest.
-        document: what the digest is taken over; free of SQL.
-    """
-
-    manifest: str
-    process: Process
-    resolved: Process = field(repr=False)
-    hooks: HookPlan = field(repr=False)
-    sha256: str
-    document: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def target(self) -> str:
-        """``database.table``."""
-        return self.process.sink.table.dotted
-
-    def command(self, verb: str) -> str:
-        """Return the command line that does something with this process, for people."""
-        manifest = self.manifest or "MANIFEST"
-        return f"dpone {verb} {manifest} --selector {self.process.name}"
-
-    @property
-    def resources(self) -> tuple[str, ...]:
-        """The locks that a load takes: its own and its target's, as a mart's publication does."""
-        return (f"load:{self.process.name}", f"target:{self.target}")
 
 
 @dataclass(frozen=True, kw_only=True)
