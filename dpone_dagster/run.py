@@ -4,6 +4,7 @@ This is the front door of marts and loads alike, and the one place that knows bo
 is done when it broke (``recovery``).
 """
 
+import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ def _holding(
 ) -> Iterator[tuple[Lease, Cancellation]]:
     """Hold the locks of a run; nothing leaves here but refusals of ours and interrupts.
 
-    An exception's own text may carry row values, so it is not even shown as the cause.
+    An exception's own text may carry row values, so it is shown as the cause only to who asks by ``DPONE_DEBUG``.
     """
     try:
         with Cancellation() as cancel:
@@ -64,7 +65,7 @@ def _holding(
     except DponeError:
         raise
     except Exception as error:  # noqa: BLE001 - as above
-        raise unexpected(error) from None
+        raise unexpected(error) from (error if os.environ.get("DPONE_DEBUG") else None)
 
 
 def refuse_day(scope: Scope, *, name: str, start: date | None, now: datetime) -> None:

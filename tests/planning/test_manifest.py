@@ -307,6 +307,6 @@ def test_unpublished_models_are_no_marts(manifest: dict[str, Any]) -> None:
 
 
 def test_planning_imports_no_dbt() -> None:
-    text = (Path(__file__).parents[2] / "dpone_dagster" / "planning" / "manifest.py").read_text()
+    text = (Path(__file__).parents[2] / "dpone_dagster" / "planning" / "dbt_manifest.py").read_text()
     assert "import dbt" not in text
     assert "from dbt" not in text
