@@ -13,6 +13,7 @@ from dpone_dagster.declarations.schema import reference
 from dpone_dagster.errors import CODES, DponeError
 from dpone_dagster.journal.graph import mermaid
 from dpone_dagster.planning.dbt_manifest import DponeMeta
+from tests import house
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -28,6 +29,7 @@ def generated() -> dict[tuple[str, str], str]:
     table = "\n".join(["| code | meaning | next step |", "|---|---|---|", *rows])
     return {
         ("manifest.md", "reference"): reference(),
+        ("how-it-works.md", "house"): f"```mermaid\n{house.mermaid()}\n```\n",
         ("how-it-works.md", "state graph"): f"```mermaid\n{mermaid()}\n```\n",
         ("when-it-fails.md", "codes"): table + "\n",
     }
@@ -36,6 +38,10 @@ def generated() -> dict[tuple[str, str], str]:
 @pytest.mark.parametrize(("page", "part"), generated())
 def test_generated_parts_are_current(page: str, part: str) -> None:
     assert between((ROOT / "docs" / page).read_text(), part) == generated()[page, part]
+
+
+def test_no_arrow_of_the_house_runs_back_up() -> None:
+    assert house.back_up() == []
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda p: p.name)

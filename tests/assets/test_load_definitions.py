@@ -19,7 +19,7 @@ from checks.loads import Judged, load_check_results
 from dpone_dagster.declarations.loader import parse_manifest
 from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
-from tests.governance.manifests import whole
+from tests.declarations.manifests import whole
 
 ROOT = Path(__file__).parents[2]
 

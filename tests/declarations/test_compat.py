@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from governance.manifests import load_text, refusal, refusals, whole
+from declarations.manifests import load_text, refusal, refusals, whole
 
 from dpone_dagster.declarations.loader import parse_manifest
 

@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from governance.manifests import refusals, whole
+from declarations.manifests import refusals, whole
 
 from dpone_dagster.declarations.loader import parse_manifest
 

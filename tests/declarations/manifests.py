@@ -1,4 +1,4 @@
-"""Manifests for the tests of governance: a whole valid one, and ways to write one."""
+"""Manifests for the tests of declarations: a whole valid one, and ways to write one."""
 
 import copy
 import json

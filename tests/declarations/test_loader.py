@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from governance.manifests import as_yaml, attempt, load_text, refusal, refusals, whole
+from declarations.manifests import as_yaml, attempt, load_text, refusal, refusals, whole
 from governance.scripted import Scripted
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from governance.manifests import refusals, whole
-from governance.test_compat import COUNT, MIN, REFUSED, UNKNOWN
-from governance.test_load_manifest import RULES
-from governance.test_loader import FUZZ, TYPICAL, VALID
+from declarations.manifests import refusals, whole
+from declarations.test_compat import COUNT, MIN, REFUSED, UNKNOWN
+from declarations.test_load_manifest import RULES
+from declarations.test_loader import FUZZ, TYPICAL, VALID
 from hypothesis import given
 from jsonschema import Draft202012Validator, FormatChecker
 
