@@ -137,8 +137,8 @@ def hook_step(
         # A hook that was sent runs to its end; an interrupt is taken before or after it.
         with Cancellation() as cancel:
             loads = open_loads(dpone)
-            if pre:
-                _refuse_guarded(loads, loading)
+            if pre and (guard := loads.runtime.journal.loads.guard(loading.process.name)) is not None:
+                raise guard.refusal(loading.command)
             cancel.check()
             (step,) = loads.run_hooks(loading, definition.phase, hook_id=hook.id, dry_run=False, run_id=context.run_id)
             if blocking((step,)) is not None:
@@ -179,19 +179,6 @@ def hook_step(
     if refusal.code == "DPONE_CANCELLED":
         raise dg.DagsterExecutionInterruptedError() from None
     raise _hook_failure(refusal, loading, pre=pre) from None
-
-
-def _refuse_guarded(loads: Loads, loading: LoadPlan) -> None:
-    guard = loads.runtime.journal.loads.guard(loading.process.name)
-    if guard is not None:
-        raise DponeError(
-            "DPONE_LOAD_GUARDED",
-            f"{guard.process} into {guard.target} is guarded ({guard.status}): no hook is run before it is cleared.",
-            next_step=f"Run `{loading.command('guard show')}`, compare, then"
-            f" `{loading.command('guard clear')} --reason ..`.",
-            load_id=guard.load_id,
-            guard=str(guard.status),
-        )
 
 
 def _failed(loading: LoadPlan, definition: HookDefinition, step: HookStep) -> DponeError:

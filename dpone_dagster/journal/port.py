@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.contracts.model import Document
+from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.graph import State
 
 
@@ -348,6 +349,27 @@ class LoadGuard:
     status: GuardStatus
     load_id: str
     set_at: datetime
+
+    def refusal(self, command: Callable[[str], str] | None = None) -> DponeError:
+        """Return the refusal to load the route, DPONE_LOAD_GUARDED.
+
+        Args:
+            command: gives the command line of a verb for the process's manifest; None where the manifest is not known.
+        """
+        if command is None:
+            next_step = (
+                f"Run `dpone guard show` with the manifest of {self.process}, compare, then `dpone guard clear`."
+            )
+        else:
+            next_step = f"Run `{command('guard show')}`, compare, then `{command('guard clear')} --reason ..`."
+        return DponeError(
+            "DPONE_LOAD_GUARDED",
+            f"{self.process} into {self.target} is guarded ({self.status}): manual reconciliation is required.",
+            next_step=next_step,
+            load_id=self.load_id,
+            guard=str(self.status),
+            reason="native_transfer_manual_reconciliation_required",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,15 +17,7 @@ def settle_load(attempt: Attempt, scope: Scope | None) -> LoadReport | None:
     ports, name = attempt.ports, attempt.process.name
     guard, load = ports.journal.guard(name), ports.journal.open_load(name)
     if guard is not None:
-        raise DponeError(
-            "DPONE_LOAD_GUARDED",
-            f"{name} into {guard.target} is guarded ({guard.status}): manual reconciliation is required.",
-            next_step=f"Run `{attempt.plan.command('guard show')}`, compare, then"
-            f" `{attempt.plan.command('guard clear')} --reason ..`.",
-            load_id=guard.load_id,
-            guard=str(guard.status),
-            reason="native_transfer_manual_reconciliation_required",
-        )
+        raise guard.refusal(attempt.plan.command)
     if load is None:
         return None
     ports.progress.note(f"Settling what an earlier run of {name} left behind.")

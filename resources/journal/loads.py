@@ -74,7 +74,7 @@ class SqlLoadJournal:
                     state=str(earlier.state),
                 )
             if (guard := _guard(connection, process) or _guard_of(connection, target)) is not None:
-                raise guarded(guard)
+                raise guard.refusal()
             mart = connection.scalar(sa.select(t.baseline.c.mart).where(t.baseline.c.target == target))
             if mart is not None:
                 raise DponeError("DPONE_TARGET_OF_A_MART", f"Target {target} is published by the mart {mart}.")
@@ -271,18 +271,6 @@ def open_load_of(connection: sa.Connection, target: str) -> str | None:
     """The process whose load into a target is not settled; None where there is none."""
     found = _loads(connection, t.load.c.target == target, _OPEN)
     return found[0].process if found else None
-
-
-def guarded(guard: LoadGuard) -> DponeError:
-    """The refusal to load a guarded route."""
-    return DponeError(
-        "DPONE_LOAD_GUARDED",
-        f"{guard.process} into {guard.target} is guarded ({guard.status}): manual reconciliation is required.",
-        next_step=f"Run `dpone guard show` with the manifest of {guard.process}, compare, then `dpone guard clear`.",
-        load_id=guard.load_id,
-        guard=str(guard.status),
-        reason="native_transfer_manual_reconciliation_required",
-    )
 
 
 # ------------------------------------------------------------------------------- steps inside a transaction
