@@ -15,9 +15,9 @@ from dpone_dagster.declarations.manifest import TableRef
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.port import RunIdentity
 from io_managers._published import _as
+from resources.clickhouse.source import read_clickhouse_table
 from resources.clickhouse_client import ClickHouseClient
 from resources.dagster_runtime import identity_of
-from resources.loads.sources import read_clickhouse_table
 
 METADATA_KEY = "dpone/manifest"
 DEFAULT_ROW_LIMIT = 5_000_000

@@ -39,8 +39,8 @@ from dpone_dagster.faults import reach
 from dpone_dagster.journal.port import OperationRecord
 from dpone_dagster.planning.dbt_manifest import Selection, select
 from dpone_dagster.ports import BuildResult, TestResult
-from resources.dialects import postgres as dialect
 from resources.journal.tables import IMAGE_SCHEMA
+from resources.postgres import dialect
 
 PARSED_DATABASE = "dpone"  # what a parsed project calls its database, wherever it then runs
 PROJECT = Path(__file__).parent.parent / "assets" / "dbt"

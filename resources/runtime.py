@@ -24,13 +24,13 @@ from resources.artifacts import LocalArtifactStore
 from resources.clickhouse import ClickHousePublisher
 from resources.clickhouse_client import ClickHouseClient, connect
 from resources.dbt_builder import PROJECT, DbtBuilder
-from resources.dialects import postgres
 from resources.embedded.clickhouse_server import RECORD
 from resources.embedded.engines import Engines, up
 from resources.embedded.home import Home, resolve
 from resources.journal.migrate import migrate
 from resources.journal.store import SqlJournal
-from resources.postgres_source import PostgresSource
+from resources.postgres import dialect as postgres
+from resources.postgres.marts import PostgresSource
 
 ENVIRONMENT = "embedded"
 

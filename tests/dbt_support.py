@@ -22,11 +22,11 @@ from dpone_dagster.journal.graph import State
 from dpone_dagster.journal.port import OperationRecord
 from dpone_dagster.planning.dbt_manifest import read_marts
 from resources.dbt_builder import PLATFORM, PROJECT, DbtBuilder
-from resources.dialects.postgres import canonical_type
 from resources.embedded.home import Home
 from resources.embedded.postgres import PostgresEndpoint
 from resources.journal.tables import CONTROL_SCHEMA, IMAGE_SCHEMA, METADATA
-from resources.postgres_source import PostgresSource
+from resources.postgres.dialect import canonical_type
+from resources.postgres.marts import PostgresSource
 
 DAY = Scope.day("2024-03-10")
 

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from dpone_dagster.contracts.mart import MartSpec, Relation, Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.faults import reach
+from resources.clickhouse.dialect import quote, relation_sql, scope_predicate
 from resources.clickhouse.statements import Statements, literal
-from resources.dialects.clickhouse import quote, relation_sql, scope_predicate
 
 # One insert makes one part a partition: large enough for few parts, small enough to hold in memory.
 INSERT_ROWS = 500_000

@@ -10,9 +10,9 @@ from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import PhysicalDesign, ProofReport
 from resources.clickhouse.design import read_design
+from resources.clickhouse.dialect import parse, relation_sql, scope_predicate, set_digest_sql
 from resources.clickhouse.shadow import buckets, check_uuid, expected_rows_sql, touched_partitions
 from resources.clickhouse.statements import BOUNDED, Statements, literal, literals, names
-from resources.dialects.clickhouse import parse, relation_sql, scope_predicate, set_digest_sql
 
 SCHEMA = "dpone.clickhouse-proof.v1"
 

@@ -8,9 +8,9 @@ from dpone_dagster.contracts.mart import MartSpec, Relation, Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.faults import reach
 from dpone_dagster.ports import PhysicalDesign, ShadowReport
+from resources.clickhouse.dialect import relation_sql, scope_predicate
 from resources.clickhouse.quiescence import quiesce
 from resources.clickhouse.statements import BOUNDED, Statements, literal, literals, names, replaced
-from resources.dialects.clickhouse import relation_sql, scope_predicate
 
 # Staged keys that one anti-join, or rows that one group-by of the proof, holds in memory at a time.
 BUCKET_ROWS = 1_000_000

@@ -16,9 +16,9 @@ import pyarrow as pa
 from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.governance.audit import details_json, redacted, state_schema, step_details
 from dpone_dagster.ports import AuditStep
+from resources.clickhouse.dialect import relation_sql
 from resources.clickhouse.statements import Statements, literal
 from resources.clickhouse_client import ClickHouseClient
-from resources.dialects.clickhouse import relation_sql
 from resources.loads.clickhouse_sink import Table, single_node
 
 LOADS = "__dpone__loads"

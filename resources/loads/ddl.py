@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from dpone_dagster.contracts.mart import Relation
 from dpone_dagster.ports import LoadColumn
+from resources.clickhouse.dialect import quote, relation_sql
 from resources.clickhouse.statements import literal, names
-from resources.dialects.clickhouse import quote, relation_sql
 
 
 @dataclass(frozen=True)

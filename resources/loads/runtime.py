@@ -29,12 +29,14 @@ from dpone_dagster.ports import (
 from dpone_dagster.publication.load import LoadPorts, LoadReport, plain
 from dpone_dagster.recovery import native_guard
 from dpone_dagster.run import run_load
+from resources.clickhouse.runner import ClickHouseRunner
+from resources.clickhouse.source import ClickHouseLoadSource
 from resources.loads.asset_rows import AssetLoadSource
 from resources.loads.audit import ClickHouseAudit
 from resources.loads.clickhouse_sink import ClickHouseDirectSink, ClickHouseStagedSink
 from resources.loads.hook_providers import BUILTINS
-from resources.loads.sources import ClickHouseLoadSource, PostgresLoadSource
-from resources.loads.sql_runners import ClickHouseRunner, PostgresRunner
+from resources.postgres.runner import PostgresRunner
+from resources.postgres.source import PostgresLoadSource
 from resources.runtime import Runtime
 
 # The dialect of each kind of source in the embedded profile, where PostgreSQL stands in for SQL Server.

@@ -13,8 +13,8 @@ from dpone_dagster.errors import DponeError
 from dpone_dagster.planning.dbt_manifest import compile_workflows, read_marts, select
 from dpone_dagster.ports import CatalogObservation, ObservedRelation
 from resources.dbt_builder import DbtBuilder
-from resources.dialects.postgres import canonical_type
 from resources.embedded.home import Home
+from resources.postgres.dialect import canonical_type
 
 MODEL = "model.dpone_marts.flights"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpone_dagster.planning.dbt_manifest import read_marts
 from resources.dbt_builder import DbtBuilder
-from resources.dialects.postgres import canonical_type
+from resources.postgres.dialect import canonical_type
 
 if __name__ == "__main__":
     given = pickle.load(sys.stdin.buffer)

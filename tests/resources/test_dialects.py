@@ -9,7 +9,10 @@ import pytest
 from dpone_dagster.contracts.mart import Column, Relation, Scope
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.errors import DponeError
-from resources.dialects import clickhouse, parse, postgres, sqlserver
+from resources.clickhouse import dialect as clickhouse
+from resources.digests import parse
+from resources.postgres import dialect as postgres
+from resources.sqlserver import dialect as sqlserver
 
 PAIRS = [
     ("bigint", "bigint"),

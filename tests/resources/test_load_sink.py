@@ -14,8 +14,8 @@ from load_case import COLUMNS, LOADED_AT, LoadCase, Row, at, batches
 
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import LoadColumn, Visibility, Window
+from resources.clickhouse.dialect import quote
 from resources.clickhouse_client import ClickHouseClient
-from resources.dialects.clickhouse import quote
 from resources.loads.clickhouse_sink import ClickHouseDirectSink, table_columns
 
 DAILY = {"mode": "daily", "column": "at", "start_date": "2024-01-01"}

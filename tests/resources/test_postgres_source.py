@@ -15,7 +15,7 @@ from dpone_dagster.contracts.mart import Column, MartSpec, Relation
 from dpone_dagster.contracts.set_digest import EMPTY
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import MutationOutcome
-from resources.postgres_source import PostgresSource
+from resources.postgres.marts import PostgresSource
 
 
 def refusal(act: Any) -> DponeError:

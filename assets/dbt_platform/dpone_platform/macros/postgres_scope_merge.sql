@@ -6,7 +6,7 @@
   line, no row values); an exception rolls the whole transaction back, so a refusal leaves neither image nor receipt.
 
   `op` comes from resources/dbt_builder.py: names, the fence, and the SQL of the set digest and the domain
-  checks, whose one definition is resources/dialects/postgres.py.
+  checks, whose one definition is resources/postgres/dialect.py.
 #}
 
 {% macro postgres__dpone_scope_merge(arg_dict) %}

@@ -6,7 +6,7 @@ No expression depends on a session's time zone or output format settings.
 from collections.abc import Sequence
 
 from dpone_dagster.contracts.mart import Column, Relation, Scope
-from resources.dialects import parse
+from resources.digests import parse
 
 __all__ = ["parse", "quote", "relation_sql", "row_text_sql", "scope_predicate", "set_digest_sql"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dpone_dagster.contracts.mart import Column, Relation, Scope
 from dpone_dagster.contracts.set_digest import LANE_MODULUS
-from resources.dialects import parse
+from resources.digests import parse
 
 __all__ = [
     "domain_violation_sql",

@@ -10,33 +10,19 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from datetime import UTC, date, datetime, timedelta
+from contextlib import AbstractContextManager, closing, suppress
+from datetime import date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from itertools import islice
 from types import ModuleType
 from typing import Any, NoReturn
 
-import psycopg
-import pyarrow as pa
-from psycopg import sql as psycopg_sql
-from psycopg.pq import TransactionStatus
-
-from dpone_dagster.contracts.set_digest import LANE_MODULUS, SetDigest
+from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.declarations.manifest import AcceptanceChecks
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.acceptance import business_columns, select
 from dpone_dagster.governance.sql_guard import require_reading
 from dpone_dagster.ports import Columns, LoadColumn, MetricSnapshot
-from resources.clickhouse.statements import BOUNDED, Statements, literal
-from resources.dialects import clickhouse, postgres
 
-__all__ = ["ClickHouseProbe", "PostgresProbe", "accepted_field"]
-
-BLOCK_ROWS = 50_000
-
-_AWAY = ("08", "57P")  # classes of SQLSTATE that mean "ask again later", never "refused"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EXACT = Context(prec=80, traps=[Inexact, InvalidOperation])
 _RELATION = re.compile(r"\{\{\s*relation\s*\}\}")
 _DECIMAL = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?")
@@ -94,11 +80,7 @@ def _refuse(fault: str) -> NoReturn:
     raise DponeError("DPONE_GATE_UNAVAILABLE", f"{fault}.")
 
 
-SORT_MEMORY_MIB = 256  # of PostgreSQL, for all distinct counts of a query together
-_DECIMAL64 = 18  # digits of the widest decimal that ClickHouse keeps in 64 bits
-
-
-class _Probe(ABC):
+class Probe(ABC):
     """What both engines are asked in the same words; implements ``ProbePort``.
 
     Args:
@@ -246,8 +228,8 @@ class _Probe(ABC):
         return field
 
 
-def _closed(stream: Any) -> AbstractContextManager[Iterator[Sequence[Any]]]:
-    # A stream that is not read to its end keeps the session busy until it is closed.
+def closed(stream: Any) -> AbstractContextManager[Iterator[Sequence[Any]]]:
+    """Close a stream of rows at the end: one that is not read to its end keeps the session busy until then."""
     return closing(stream)
 
 
@@ -255,185 +237,3 @@ def _whole(value: Any) -> int:
     if isinstance(value, bool) or value is None or value != int(value) or value < 0:
         _refuse("The engine yields no count")
     return int(value)
-
-
-# ------------------------------------------------------------------------------------------------ PostgreSQL
-
-
-class PostgresProbe(_Probe):
-    """PostgreSQL standing in for SQL Server. The caller's connection says which snapshot is judged.
-
-    Every question is asked in a read-only savepoint of the caller's transaction (or in a transaction of its own), so
-    that a refused one leaves the snapshot as it was.
-    """
-
-    _dialect = postgres
-    _guard = "postgres"
-    _null_count = "count(*) FILTER (WHERE {} IS NULL)"
-    _distinct_count = "count(DISTINCT {})"
-
-    def __init__(
-        self,
-        connection: psycopg.Connection[Any],
-        *,
-        columns: Columns,
-        relation_sql: str,
-        where_sql: str = "true",
-        side: str,
-        dataset: str,
-    ) -> None:
-        super().__init__(columns=columns, relation_sql=relation_sql, where_sql=where_sql, side=side, dataset=dataset)
-        self._connection = connection
-
-    def newest(self, column: str) -> datetime | None:
-        """Return the greatest value of a datetime2(6) column, aware UTC; None without rows or values."""
-        found = self._row(f"SELECT max({self._moments(column)}) FROM {self._relation} WHERE {self._where}")[0]
-        return found.replace(tzinfo=UTC) if isinstance(found, datetime) else None
-
-    def blocks(self) -> Iterator[pa.RecordBatch]:
-        """Stream the rows in bounded blocks with the Arrow types of the columns; ask nothing else meanwhile."""
-        schema = _schema(self.columns)
-        selected = ", ".join(
-            f"{self._quote(c)}::text" if c.spec.mapping in ("uniqueidentifier_uuid", "string_utf8") else self._quote(c)
-            for c in self.columns
-        )
-        sql = f"SELECT {selected} FROM {self._relation} WHERE {self._where}"
-        with self._reading() as cursor, _closed(cursor.stream(sql)) as rows:
-            while block := list(islice(rows, BLOCK_ROWS)):
-                arrays = [
-                    pa.array(values, field.type) for values, field in zip(zip(*block, strict=True), schema, strict=True)
-                ]
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def _row(self, sql: str) -> Sequence[Any]:
-        return self._ask(sql)
-
-    def _aggregate(self, sql: str, distinct: int) -> Sequence[Any]:
-        # Each distinct count sorts its column; what does not fit into its share of the memory goes through the disk.
-        return self._ask(sql, work_mem_mib=max(4, SORT_MEMORY_MIB // max(1, distinct)))
-
-    def _ask(self, sql: str, *, work_mem_mib: int | None = None) -> Sequence[Any]:
-        with self._reading() as cursor:
-            if work_mem_mib is not None:
-                cursor.execute(f"SET LOCAL work_mem = '{work_mem_mib}MB'")
-            cursor.execute(sql)
-            row: Sequence[Any] | None = cursor.fetchone()
-        assert row is not None
-        return row
-
-    def _read_only(self, sql: str) -> Sequence[Sequence[Any]]:
-        # Streamed, because the extended protocol takes one statement only, and no more rows than are looked at.
-        with self._reading() as cursor, _closed(cursor.stream(sql)) as rows:
-            return list(islice(rows, 2))
-
-    @contextmanager
-    def _reading(self) -> Iterator[psycopg.Cursor[Any]]:
-        connection = self._connection
-        try:
-            with connection.transaction(force_rollback=True):
-                connection.execute("SET LOCAL transaction_read_only = on")
-                with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-                    yield cursor
-        except psycopg.Error as error:
-            away = connection.closed or connection.info.transaction_status == TransactionStatus.UNKNOWN
-            if away or (error.sqlstate or "").startswith(_AWAY):
-                raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the session.") from None
-            raise DponeError(
-                "DPONE_SOURCE_REFUSED",
-                f"The SQL engine refused a question (SQLSTATE {error.sqlstate or type(error).__name__}).",
-            ) from None
-
-    def _key(self, column: LoadColumn) -> str:
-        # A column's own collation may call two texts equal; the cast drops the padding of character(n).
-        name = self._quote(column)
-        return f'{name}::text COLLATE "C"' if column.spec.mapping == "string_utf8" else name
-
-    def _field(self, column: LoadColumn) -> str:
-        return f'({super()._field(column)}) COLLATE "C"'
-
-    def _sampled(self, key: Columns, modulus: int) -> str:
-        hashed = f"sha256(convert_to({postgres.row_text_sql(key)}, 'UTF8'))"
-        if 256 % modulus == 0:
-            # A power of two of at most a byte: the lane's last byte decides, without arithmetic on 64 bits.
-            return f"get_byte({hashed}, 7) & {modulus - 1} = 0"
-        # bigint is signed, so the upper half of the lanes arrives negative.
-        signed = f"('x' || encode(substring({hashed} from 1 for 8), 'hex'))::bit(64)::bigint::numeric"
-        return f"mod(mod({signed} + {LANE_MODULUS}, {LANE_MODULUS}), {modulus}) = 0"
-
-    def _literal(self, text: str) -> str:
-        return psycopg_sql.Literal(text).as_string(self._connection)
-
-
-# ------------------------------------------------------------------------------------------------ ClickHouse
-
-
-class ClickHouseProbe(_Probe):
-    """ClickHouse, as source, staging or target. Two questions may see two states of a table that others write."""
-
-    _dialect = clickhouse
-    _guard = "clickhouse"
-    _null_count = "countIf(isNull({}))"
-    _distinct_count = "uniqExact({})"
-
-    def __init__(
-        self,
-        statements: Statements,
-        *,
-        columns: Columns,
-        relation_sql: str,
-        where_sql: str = "1",
-        side: str,
-        dataset: str,
-    ) -> None:
-        super().__init__(columns=columns, relation_sql=relation_sql, where_sql=where_sql, side=side, dataset=dataset)
-        self._statements = statements
-
-    def newest(self, column: str) -> datetime | None:
-        """Return the greatest value of a datetime2(6) column, aware UTC; None without rows or values."""
-        newest = f"toUnixTimestamp64Micro(maxOrNull({self._moments(column)}))"
-        found = self._row(f"SELECT {newest} FROM {self._relation} WHERE {self._where}")[0]
-        return None if found is None else _EPOCH + timedelta(microseconds=int(found))
-
-    def blocks(self) -> Iterator[pa.RecordBatch]:
-        """Stream the rows in the engine's blocks with the Arrow types of the columns."""
-        schema = _schema(self.columns)
-        selected = ", ".join(
-            f"{'toString' if c.spec.mapping == 'uniqueidentifier_uuid' else ''}({self._quote(c)}) AS __dpone__c{i}"
-            for i, c in enumerate(self.columns)
-        )
-        for batch in self._statements.stream(f"SELECT {selected} FROM {self._relation} WHERE {self._where}"):
-            arrays: list[Any] = [batch.column(i).cast(field.type) for i, field in enumerate(schema)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def _row(self, sql: str) -> Sequence[Any]:
-        return self._statements.rows(sql, **BOUNDED)[0]
-
-    def _read_only(self, sql: str) -> Sequence[Sequence[Any]]:
-        return self._statements.rows(
-            sql,
-            **BOUNDED,
-            readonly=2,  # refuses every write, and a SETTINGS clause that would lift it
-            max_result_rows=1,
-            result_overflow_mode="throw",
-            aggregate_functions_null_for_empty=1,  # the greatest of no values is not 0
-        )
-
-    def _key(self, column: LoadColumn) -> str:
-        name, spec = self._quote(column), column.spec
-        # The engine hashes plain integers several times faster than the types that are integers underneath.
-        if spec.mapping == "datetime2_utc":
-            return f"toUnixTimestamp64Micro({name})"
-        if spec.mapping == "decimal_exact" and spec.precision <= _DECIMAL64:
-            return f"reinterpretAsInt64({name})"
-        return f"trimRight({name}, ' ')" if spec.padded else name
-
-    def _sampled(self, key: Columns, modulus: int) -> str:
-        hashed = f"SHA256({clickhouse.row_text_sql(key)})"
-        return f"reinterpretAsUInt64(reverse(substring({hashed}, 1, 8))) % {modulus} = 0"
-
-    def _literal(self, text: str) -> str:
-        return literal(text)
-
-
-def _schema(columns: Columns) -> pa.Schema:
-    return pa.schema([pa.field(column.name, column.spec.arrow, nullable=column.nullable) for column in columns])

@@ -21,8 +21,8 @@ from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.port import OperationRecord
 from dpone_dagster.ports import BuildReceipt, CatalogObservation, MutationOutcome, ObservedRelation
 from resources.dbt_builder import PARSED_DATABASE, mutation_lock_key
-from resources.dialects import postgres as dialect
 from resources.journal.tables import CONTROL_SCHEMA, IMAGE_SCHEMA
+from resources.postgres import dialect
 
 BATCH_BYTES = 4 * 1024 * 1024  # of one record batch; what a reader holds at a time
 

@@ -11,7 +11,7 @@ from dpone_dagster.contracts.mart import Column, Relation, Scope
 from dpone_dagster.contracts.set_digest import LANE_MODULUS
 from dpone_dagster.contracts.types import DATE_DOMAIN, DATETIME_DOMAIN, column_type
 from dpone_dagster.errors import DponeError
-from resources.dialects import parse
+from resources.digests import parse
 
 __all__ = [
     "canonical_type",
