@@ -38,7 +38,7 @@ from dpone_dagster.terminal import (
 )
 
 if TYPE_CHECKING:
-    from resources.loads.runtime import Loads
+    from resources.load_runtime import Loads
 
 hooks = typer.Typer(no_args_is_help=True, help="Plan or run the hooks of a load manifest by themselves.")
 guard = typer.Typer(no_args_is_help=True, help="See, and after looking clear, what stops a load from being retried.")
@@ -68,22 +68,22 @@ def days(first: str, last: str) -> list[Scope]:
 
 def _loads() -> "Loads":
     from checks.schema_gate import PanderaSchemaGate
-    from resources.loads.runtime import Loads
+    from resources.load_runtime import Loads
     from resources.runtime import Runtime
 
     return Loads(Runtime.open(), schema_gate=PanderaSchemaGate())
 
 
 def _plan(manifest: Path, selector: str | None) -> LoadPlan:
-    from resources.loads.runtime import plan_manifest
+    from resources.load_runtime import plan_manifest
 
     return plan_manifest(manifest, selector=selector)
 
 
 def _plans(manifest: Path, selector: str | None) -> list[LoadPlan]:
     """One process, or all of them in the order of their dependencies."""
-    from resources.loads.runtime import plan as plan_process
-    from resources.loads.runtime import read_manifest
+    from resources.load_runtime import plan as plan_process
+    from resources.load_runtime import read_manifest
 
     loaded = read_manifest(manifest)
     chosen = [loaded.process(selector)] if selector else loaded.processes

@@ -15,8 +15,8 @@ from dpone_dagster.declarations.manifest import TableRef
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.port import RunIdentity
 from io_managers._published import _as
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.source import read_clickhouse_table
-from resources.clickhouse_client import ClickHouseClient
 from resources.dagster_runtime import identity_of
 
 METADATA_KEY = "dpone/manifest"

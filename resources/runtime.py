@@ -21,8 +21,8 @@ from dpone_dagster.publication.baseline import adopt, create
 from dpone_dagster.report import verify
 from dpone_dagster.run import publish_day
 from resources.artifacts import LocalArtifactStore
-from resources.clickhouse import ClickHousePublisher
-from resources.clickhouse_client import ClickHouseClient, connect
+from resources.clickhouse.client import ClickHouseClient, connect
+from resources.clickhouse.publisher import ClickHousePublisher
 from resources.dbt_builder import PROJECT, DbtBuilder
 from resources.embedded.clickhouse_server import RECORD
 from resources.embedded.engines import Engines, up

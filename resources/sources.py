@@ -17,7 +17,7 @@ from dpone_dagster.declarations.manifest import Process, TableRef
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.sql_guard import require_reading
 from dpone_dagster.ports import Columns, LoadColumn, Window
-from resources.loads.asset_rows import admit_name
+from resources.asset_rows import admit_name
 
 # What has one order on every engine. Texts have their collation's, uuid an order of each engine's own.
 _ORDERED = ("integer_width_preserving", "date_date", "datetime2_utc", "decimal_exact")

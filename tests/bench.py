@@ -39,11 +39,11 @@ from assets.sources.flights import FIRST_DAY, load_flights
 from checks.schema_gate import PanderaSchemaGate
 from dpone_dagster.contracts.mart import Relation, Scope
 from dpone_dagster.journal.port import OperationRecord, RunIdentity
-from resources.clickhouse_client import ClickHouseClient, connect
+from resources.clickhouse.client import ClickHouseClient, connect
 from resources.embedded.clickhouse_server import find as find_clickhouse
 from resources.embedded.engines import down, up
 from resources.embedded.home import Home
-from resources.loads.runtime import Loads, plan_data
+from resources.load_runtime import Loads, plan_data
 from resources.runtime import Runtime
 from tests.dbt_support import write_project
 
@@ -776,7 +776,7 @@ def manifests(sizes: Sizes) -> Iterator[Figure]:
 def read_manifests(what: str, folder: str) -> None:
     """The process that ``manifests`` times; imports are not counted."""
     from assets.loads import load_assets
-    from resources.loads.runtime import read_manifest
+    from resources.load_runtime import read_manifest
 
     paths = sorted(Path(folder).glob("*.yaml"))
     started = time.monotonic()

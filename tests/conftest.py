@@ -7,7 +7,7 @@ How to use them:
   same engines.
 * ``engines``: both engines of ``home``, running: ``engines.pg`` (``conninfo``, ``uri``, ``sqlalchemy_url``,
   ``host``/``port``/``user``/``database``, ``with_database(name)``) and ``engines.clickhouse`` (an endpoint
-  for ``resources.clickhouse_client.connect``).
+  for ``resources.clickhouse.client.connect``).
 * ``fresh_db``: a PostgreSQL database of this test's own, dropped afterwards (the endpoint, as
   ``engines.pg``).
 * ``pg``: ``pg()`` opens a psycopg connection (autocommit unless ``pg(autocommit=False)``) to ``fresh_db``;
@@ -37,7 +37,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from resources.clickhouse_client import ClickHouseClient, connect
+from resources.clickhouse.client import ClickHouseClient, connect
 from resources.embedded.engines import Engines, down, up
 from resources.embedded.home import Home
 from resources.embedded.postgres import PostgresEndpoint

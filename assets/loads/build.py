@@ -14,7 +14,7 @@ from dpone_dagster.errors import DponeError
 from dpone_dagster.planning.load_plan import LoadPlan
 from dpone_dagster.ports import HookDefinition
 from resources.dagster_runtime import DponeRuntime
-from resources.loads.runtime import plan, read_manifest
+from resources.load_runtime import plan, read_manifest
 
 GROUP = "loads"
 _KINDS = {"sqlserver": "postgres", "mssql": "postgres", "clickhouse": "clickhouse", "asset": "python"}

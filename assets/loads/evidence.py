@@ -14,7 +14,7 @@ from dpone_dagster.journal.port import LoadJournalPort, LoadRecord
 from dpone_dagster.planning.load_plan import LoadPlan
 from dpone_dagster.ports import Visibility
 from dpone_dagster.publication.load import LoadFailed, LoadReport, summary
-from resources.loads.finalizers import describe
+from resources.clickhouse.finalizers import describe
 
 _ACTIONS = {
     "loaded": "loaded",

@@ -16,9 +16,9 @@ from dpone_dagster.journal.graph import State
 from dpone_dagster.journal.port import LoadRecord, RunIdentity
 from dpone_dagster.planning.load_plan import LoadPlan
 from io_managers.clickhouse_staged import METADATA_KEY, ProcessRef
-from resources.clickhouse_client import ClickHouseClient
+from resources.clickhouse.client import ClickHouseClient
 from resources.dagster_runtime import DponeRuntime
-from resources.loads.runtime import Loads, plan_manifest
+from resources.load_runtime import Loads, plan_manifest
 
 _LOOKED_AT = 20  # loads of a process between a run's load and its checks
 

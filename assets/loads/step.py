@@ -17,7 +17,7 @@ from dpone_dagster.journal.port import LoadRecord
 from dpone_dagster.planning.load_plan import LoadPlan
 from dpone_dagster.ports import HookDefinition, HookStep
 from resources.dagster_runtime import DponeRuntime, LogProgress, identity_of
-from resources.loads.runtime import Loads
+from resources.load_runtime import Loads
 
 Events = Iterator[Any]
 

@@ -1,5 +1,1 @@
-"""The publication adapter for ClickHouse: physical design, shadow, proof, exchange."""
-
-from resources.clickhouse.publisher import ClickHousePublisher
-
-__all__ = ["ClickHousePublisher"]
+"""ClickHouse, spoken to over HTTP: its dialect, and everything that is done in and to a target."""

@@ -12,10 +12,10 @@ from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import PhysicalDesign, ProofReport, ShadowReport
 from resources.clickhouse import loading, proof, quiescence
 from resources.clickhouse import shadow as shadows
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.design import check_design, create_sql, partition_key_of, read_design
 from resources.clickhouse.dialect import quote, relation_sql, scope_predicate
 from resources.clickhouse.statements import Statements, literal, replaced
-from resources.clickhouse_client import ClickHouseClient
 
 
 class ClickHousePublisher:

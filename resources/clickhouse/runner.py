@@ -9,7 +9,7 @@ from typing import Any
 
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.sql_guard import require_reading, split
-from resources.clickhouse_client import ClickHouseClient, ClickHouseEndpoint, connect, mapped_errors
+from resources.clickhouse.client import ClickHouseClient, ClickHouseEndpoint, connect, mapped_errors
 from resources.runners import CONNECT_SECONDS, GRACE_SECONDS, not_sent, one_number
 
 # Errors after which other servers, or the server itself later, may still do what was asked.

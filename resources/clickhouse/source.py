@@ -13,12 +13,12 @@ from dpone_dagster.declarations.manifest import Process, TableRef
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import Columns
 from resources.arrow import exact_batch, schema_of
+from resources.asset_rows import RESERVED, refuse_values
 from resources.clickhouse import dialect
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.probe import ClickHouseProbe
 from resources.clickhouse.statements import BOUNDED, Statements, literal
-from resources.clickhouse_client import ClickHouseClient
-from resources.loads.asset_rows import RESERVED, refuse_values
-from resources.loads.session import Session
+from resources.session import Session
 from resources.sources import (
     absent,
     dataset,

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from dpone_dagster.contracts.mart import Relation
 from dpone_dagster.errors import DponeError
+from resources.clickhouse.client import ClickHouseClient, mapped_errors
 from resources.clickhouse.dialect import quote, relation_sql
-from resources.clickhouse_client import ClickHouseClient, mapped_errors
 
 # A user's or server's profile must not change what a statement means.
 _PINNED: dict[str, Any] = {

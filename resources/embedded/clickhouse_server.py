@@ -59,7 +59,7 @@ import psutil
 import pyarrow as pa
 
 from dpone_dagster.errors import DponeError
-from resources.clickhouse_client import ClickHouseEndpoint
+from resources.clickhouse.client import ClickHouseEndpoint
 from resources.embedded.home import Home
 from resources.embedded.processes import end, is_running, keep, private
 

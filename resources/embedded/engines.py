@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from resources.clickhouse_client import ClickHouseEndpoint
+from resources.clickhouse.client import ClickHouseEndpoint
 from resources.embedded import clickhouse_server, postgres
 from resources.embedded.home import Home
 from resources.embedded.postgres import PostgresEndpoint

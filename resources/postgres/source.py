@@ -15,10 +15,10 @@ from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import Columns
 from resources.arrow import exact_batch, schema_of
-from resources.loads.session import Session
 from resources.postgres import dialect
 from resources.postgres.marts import told_apart
 from resources.postgres.probe import PostgresProbe
+from resources.session import Session
 from resources.sources import (
     absent,
     dataset,

@@ -13,7 +13,7 @@ from dpone_dagster.declarations.manifest import SchemaGate
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.gate_runner import run_gates
 from dpone_dagster.ports import GateOutcome, LoadColumn
-from resources.loads.asset_rows import ArrowProbe
+from resources.asset_rows import ArrowProbe
 
 AT = datetime(1900, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
 COLUMNS = tuple(

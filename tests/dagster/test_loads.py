@@ -20,10 +20,10 @@ from assets.loads.step import open_loads
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import FinalizeOutcome
 from io_managers.clickhouse_staged import METADATA_KEY, ClickHouseStagedIOManager
-from resources.clickhouse_client import connect
+from resources.clickhouse.client import connect
+from resources.clickhouse.staged_sink import ClickHouseStagedSink
 from resources.dagster_runtime import DponeRuntime
-from resources.loads.clickhouse_sink import ClickHouseStagedSink
-from resources.loads.runtime import Loads
+from resources.load_runtime import Loads
 from resources.runtime import Runtime
 from tests.dagster import load_job
 from tests.dagster.load_job import definitions

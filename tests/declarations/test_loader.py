@@ -19,7 +19,7 @@ from dpone_dagster.declarations.loader import LoadedManifest, load_manifest, par
 from dpone_dagster.declarations.schema import json_schema
 from dpone_dagster.errors import CODES, DponeError
 from dpone_dagster.governance.gate_runner import run_gates
-from resources.loads.runtime import plan
+from resources.load_runtime import plan
 
 ROOT = Path(__file__).parents[2]
 TYPICAL = (Path(__file__).parent / "typical.yaml").read_text()

@@ -13,7 +13,7 @@ from checks.schema_gate import PanderaSchemaGate
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.planning.load_plan import LoadPlan
 from dpone_dagster.publication.load import LoadReport
-from resources.loads.runtime import Loads, plan_manifest
+from resources.load_runtime import Loads, plan_manifest
 from resources.runtime import Runtime
 from tests.e2e.conftest import Truth, identity
 

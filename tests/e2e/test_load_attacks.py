@@ -21,12 +21,12 @@ from dpone_dagster.journal.port import LoadRecord
 from dpone_dagster.ports import StagedLoad
 from dpone_dagster.publication.load import LoadFailed, query_prefix
 from resources.clickhouse import loading
+from resources.clickhouse.audit import ClickHouseAudit
+from resources.clickhouse.staged_sink import ClickHouseDirectSink, ClickHouseStagedSink
 from resources.clickhouse.statements import Statements
 from resources.embedded.engines import Engines
 from resources.embedded.home import Home
 from resources.journal.loads import SqlLoadJournal
-from resources.loads.audit import ClickHouseAudit
-from resources.loads.clickhouse_sink import ClickHouseDirectSink, ClickHouseStagedSink
 from resources.runtime import Runtime
 from tests.e2e.conftest import Truth, dpone, identity
 from tests.e2e.faulty import Standing, failing

@@ -12,9 +12,9 @@ from dpone_dagster.diagnostics import envelope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import StagedLoad
 from dpone_dagster.publication.load import LoadFailed
+from resources.clickhouse.staged_sink import ClickHouseDirectSink, ClickHouseStagedSink
 from resources.embedded.engines import Engines
 from resources.embedded.home import Home
-from resources.loads.clickhouse_sink import ClickHouseDirectSink, ClickHouseStagedSink
 from resources.runtime import Runtime
 from tests.e2e.conftest import Truth
 from tests.e2e.load_case import ORDERS, Case, expected

@@ -17,7 +17,7 @@ from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.contracts.policy import Policy
 from dpone_dagster.errors import DponeError
 from dpone_dagster.publication.attempt import PublicationFailed
-from resources.clickhouse_client import connect
+from resources.clickhouse.client import connect
 from resources.embedded.engines import Engines
 from resources.embedded.home import Home
 from resources.embedded.postgres import PostgresEndpoint

@@ -26,7 +26,7 @@ from dpone_dagster.governance.hooks import (
     sql_dependency,
 )
 from dpone_dagster.ports import HookContext, HookDefinition, HookStep, SqlRunner
-from resources.loads.hook_providers import BUILTINS
+from resources.hook_providers import BUILTINS
 
 DIALECTS = {"source": "tsql", "sink": "clickhouse"}
 
@@ -360,7 +360,7 @@ def test_what_ships_is_registered_as_it_is_mapped() -> None:
 
 
 def test_others_register_and_nobody_replaces_what_ships(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = ("sql", "resources.loads.hook_providers:SqlHook")
+    ours = ("sql", "resources.hook_providers:SqlHook")
     theirs = ("acme", f"{__name__}:make_recorder")
     broken = ("broken", f"{__name__}:make_broken")
     registered(monkeypatch, ours, theirs, broken)

@@ -19,9 +19,9 @@ from dpone_dagster.declarations.manifest import Process, TableRef
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.port import RunIdentity
 from io_managers.clickhouse_staged import METADATA_KEY, ClickHouseStagedIOManager, ProcessRef
+from resources.asset_rows import AssetLoadSource
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.statements import Statements
-from resources.clickhouse_client import ClickHouseClient
-from resources.loads.asset_rows import AssetLoadSource
 
 DAYS = dg.DailyPartitionsDefinition(start_date="2026-08-01", end_date="2026-08-04")
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64()), "na me": ["a", None]})

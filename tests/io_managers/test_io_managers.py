@@ -32,8 +32,8 @@ from io_managers._published import PublishedMartIOManager
 from io_managers.clickhouse_mart import ClickHouseMartIOManager
 from io_managers.sealed_parquet import SealedParquetIOManager
 from resources.artifacts import LocalArtifactStore
-from resources.clickhouse import ClickHousePublisher
-from resources.clickhouse_client import ClickHouseClient
+from resources.clickhouse.client import ClickHouseClient
+from resources.clickhouse.publisher import ClickHousePublisher
 from resources.embedded.postgres import PostgresEndpoint
 from resources.journal import tables as t
 from resources.journal.migrate import migrate

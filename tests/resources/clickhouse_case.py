@@ -15,8 +15,8 @@ import pyarrow as pa
 from dpone_dagster.contracts.mart import Column, MartSpec, Relation, Scope
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.ports import PhysicalDesign, ProofReport, ShadowReport
-from resources.clickhouse import ClickHousePublisher
-from resources.clickhouse_client import ClickHouseClient
+from resources.clickhouse.client import ClickHouseClient
+from resources.clickhouse.publisher import ClickHousePublisher
 
 Row = tuple[Any, ...]
 

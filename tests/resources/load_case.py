@@ -12,9 +12,9 @@ import pyarrow as pa
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.ports import Columns, FinalizeReport, LoadColumn, StagedLoad, Window
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.dialect import quote
-from resources.clickhouse_client import ClickHouseClient
-from resources.loads.clickhouse_sink import ClickHouseStagedSink
+from resources.clickhouse.staged_sink import ClickHouseStagedSink
 
 Row = tuple[Any, ...]
 

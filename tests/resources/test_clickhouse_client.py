@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dpone_dagster.errors import DponeError
-from resources.clickhouse_client import ClickHouseClient, ClickHouseEndpoint, connect
+from resources.clickhouse.client import ClickHouseClient, ClickHouseEndpoint, connect
 from resources.embedded.engines import Engines
 
 

@@ -8,9 +8,9 @@ from clickhouse_case import COLUMNS, OTHER_DAY, Case, row
 
 from dpone_dagster.contracts.mart import Relation
 from dpone_dagster.errors import CODES, DponeError
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.design import check_design, unseen_writers
 from resources.clickhouse.statements import Statements
-from resources.clickhouse_client import ClickHouseClient
 
 COLUMN_SQL = (
     "at DateTime64(6,'UTC'), id Int64, amount Nullable(Decimal(18,4)), qty Nullable(Int32), returned Nullable(Int32),"

@@ -8,8 +8,8 @@ import pytest
 from clickhouse_case import DAY, Case, merged, row
 
 from dpone_dagster.errors import DponeError
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.statements import Statements
-from resources.clickhouse_client import ClickHouseClient
 
 YESTERDAY = DAY - timedelta(days=1)
 OLD = [row(day, i) for day in (DAY - timedelta(days=2), YESTERDAY, DAY) for i in range(12)]

@@ -14,9 +14,10 @@ from clickhouse_case import COLUMNS, DAY, SCOPE, Case, batches, digest_by_hand, 
 from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.contracts.names import predecessor_name
 from dpone_dagster.errors import DponeError
-from resources.clickhouse import ClickHousePublisher, loading, quiescence
+from resources.clickhouse import loading, quiescence
+from resources.clickhouse.client import ClickHouseClient, connect
+from resources.clickhouse.publisher import ClickHousePublisher
 from resources.clickhouse.statements import Statements
-from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.engines import Engines, down, up
 from resources.embedded.home import Home
 

@@ -11,8 +11,8 @@ from clickhouse_case import DAY, SCOPE, Case, Row, digest_by_hand, merged, row
 
 from dpone_dagster.errors import DponeError
 from resources.clickhouse import shadow as shadows
+from resources.clickhouse.client import ClickHouseClient, connect
 from resources.clickhouse.statements import Statements
-from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.engines import Engines
 
 DAYS = [DAY + timedelta(days=n) for n in range(-12, 3)]

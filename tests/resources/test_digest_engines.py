@@ -21,7 +21,7 @@ from dpone_dagster.contracts.arrow_digest import digest_batches, row_texts
 from dpone_dagster.contracts.mart import Column, Scope
 from dpone_dagster.contracts.set_digest import SetDigest
 from resources.clickhouse import dialect as clickhouse
-from resources.clickhouse_client import ClickHouseClient, connect
+from resources.clickhouse.client import ClickHouseClient, connect
 from resources.embedded.engines import Engines
 from resources.postgres import dialect as postgres
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from dpone_dagster.errors import DponeError
-from resources.clickhouse_client import ClickHouseClient, ClickHouseEndpoint, connect, mapped_errors
+from resources.clickhouse.client import ClickHouseClient, ClickHouseEndpoint, connect, mapped_errors
 from resources.embedded import clickhouse_server
 from resources.embedded.clickhouse_server import answer_format, first_word, split_insert
 from resources.embedded.engines import Engines

@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from dpone_dagster.errors import DponeError
-from resources.clickhouse_client import connect
+from resources.clickhouse.client import connect
 from resources.embedded import clickhouse_server, engines, postgres
 from resources.embedded.home import Home, resolve
 from resources.embedded.processes import end

@@ -20,13 +20,13 @@ from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.hooks import build_hooks, run_phase
 from dpone_dagster.ports import HookContext, HookDefinition, HookStep, SqlRunner
+from resources.clickhouse.client import ClickHouseClient, connect
 from resources.clickhouse.runner import ClickHouseRunner
-from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.engines import Engines, status, up
 from resources.embedded.home import Home
 from resources.embedded.postgres import PostgresEndpoint
 from resources.embedded.processes import end
-from resources.loads.hook_providers import BUILTINS
+from resources.hook_providers import BUILTINS
 from resources.postgres.runner import PostgresRunner
 
 CONTEXT = HookContext(process="orders", run_id="run-1")

@@ -11,8 +11,8 @@ from load_case import LoadCase
 from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import AuditStep
-from resources.clickhouse_client import ClickHouseClient
-from resources.loads.audit import ClickHouseAudit
+from resources.clickhouse.audit import ClickHouseAudit
+from resources.clickhouse.client import ClickHouseClient
 
 START = datetime(2024, 3, 11, 4, 5, 6, 789012, tzinfo=UTC)
 LOAD = "11111111-2222-3333-4444-555555555555"

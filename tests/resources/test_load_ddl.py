@@ -3,8 +3,8 @@
 import pytest
 
 from dpone_dagster.ports import LoadColumn
-from resources.loads.clickhouse_sink import Table
-from resources.loads.ddl import Ddl
+from resources.clickhouse.ddl import Ddl
+from resources.clickhouse.staged_sink import Table
 
 T, S = Table(schema_name="marts", name="o`r"), Table(schema_name="ops", name="stage")
 COLUMNS = (

@@ -13,11 +13,11 @@ from load_case import COLUMNS, DAY, LoadCase, Row, at
 
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import FinalizeOutcome, Visibility
+from resources.clickhouse import finalizers, staged_sink
+from resources.clickhouse.client import ClickHouseClient, connect
+from resources.clickhouse.finalizers import describe
 from resources.clickhouse.statements import Statements
-from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.engines import Engines
-from resources.loads import clickhouse_sink, finalizers
-from resources.loads.finalizers import describe
 
 DAILY = {"mode": "daily", "column": "at", "start_date": "2024-01-01"}
 OLD: list[Row] = [(at(9), 1, "a"), (at(9), 2, None), (at(10), 3, "c"), (at(10), 4, "d"), (at(11), 5, "e")]
@@ -411,13 +411,13 @@ def test_a_first_load_that_somebody_else_was_faster_with(make: Callable[..., Loa
         sink.finalize(case.process, staged)
     assert code(refused) == "DPONE_TARGET_REPLACED"
     with pytest.raises(DponeError):
-        sink._statements.run(clickhouse_sink.Ddl().rename(clickhouse_sink._table(staged, "shadow"), case_table(case)))
+        sink._statements.run(staged_sink.Ddl().rename(staged_sink._table(staged, "shadow"), case_table(case)))
     assert sink.outcome(case.process, staged) == "NOT_COMMITTED"
     assert case.rows() == Counter(OLD)
 
 
-def case_table(case: LoadCase) -> clickhouse_sink.Table:
-    return clickhouse_sink.Table(schema_name=case.database, name=case.name)
+def case_table(case: LoadCase) -> staged_sink.Table:
+    return staged_sink.Table(schema_name=case.database, name=case.name)
 
 
 def test_a_tampered_shadow(make: Callable[..., LoadCase]) -> None:
@@ -496,9 +496,7 @@ def test_an_answer_lost_round_the_exchange(
         before, staged = staged, case.prepare_again(heir, staged)
         # What the dead sent arrives late and finds no table.
         with pytest.raises(DponeError):
-            heir._statements.run(
-                clickhouse_sink.Ddl().exchange(case_table(case), clickhouse_sink._table(before, "shadow"))
-            )
+            heir._statements.run(staged_sink.Ddl().exchange(case_table(case), staged_sink._table(before, "shadow")))
         heir.finalize(case.process, staged)
         assert heir.outcome(case.process, staged) == "COMMITTED"
     else:

@@ -18,9 +18,9 @@ from dpone_dagster.declarations.manifest import AcceptanceChecks, Quality
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.gate_runner import run_gates
 from dpone_dagster.ports import Columns, LoadColumn
+from resources.clickhouse.client import ClickHouseClient, connect
 from resources.clickhouse.probe import ClickHouseProbe
 from resources.clickhouse.statements import Statements
-from resources.clickhouse_client import ClickHouseClient, connect
 from resources.embedded.engines import Engines
 from resources.postgres.probe import PostgresProbe
 from resources.probes import accepted_field

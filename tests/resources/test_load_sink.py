@@ -14,9 +14,9 @@ from load_case import COLUMNS, LOADED_AT, LoadCase, Row, at, batches
 
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import LoadColumn, Visibility, Window
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.dialect import quote
-from resources.clickhouse_client import ClickHouseClient
-from resources.loads.clickhouse_sink import ClickHouseDirectSink, table_columns
+from resources.clickhouse.staged_sink import ClickHouseDirectSink, table_columns
 
 DAILY = {"mode": "daily", "column": "at", "start_date": "2024-01-01"}
 ROWS: list[Row] = [(at(10), 3, "C"), (at(10), 6, None), (at(12), 7, "ü")]

@@ -22,10 +22,10 @@ from dpone_dagster.contracts.mart import Scope
 from dpone_dagster.declarations.manifest import AcceptanceChecks, Process, TableRef
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import LoadColumn, SourceSession
+from resources.asset_rows import ArrowProbe, AssetLoadSource, _Spool
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.source import ClickHouseLoadSource, read_clickhouse_table
-from resources.clickhouse_client import ClickHouseClient
 from resources.embedded.engines import Engines
-from resources.loads.asset_rows import ArrowProbe, AssetLoadSource, _Spool
 from resources.postgres.source import PostgresLoadSource
 
 DAY = Scope.day("2024-03-10")

@@ -11,7 +11,7 @@ import psycopg
 
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.sql_guard import analyse, split
-from resources.clickhouse_client import ClickHouseClient
+from resources.clickhouse.client import ClickHouseClient
 from resources.embedded.postgres import PostgresEndpoint
 
 BODIES = 30_000

@@ -23,8 +23,8 @@ from dpone_dagster.declarations.manifest import AcceptanceChecks, Process
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.acceptance import select
 from dpone_dagster.ports import Columns, LoadColumn, MetricSnapshot, Window
-from resources.loads.session import Session
 from resources.probes import accepted_field
+from resources.session import Session
 
 RESERVED = "__dpone__"  # columns of the platform's own
 _NAME_LIMIT = 128

@@ -29,12 +29,12 @@ from dpone_dagster.ports import (
 from dpone_dagster.publication.load import LoadPorts, LoadReport, plain
 from dpone_dagster.recovery import native_guard
 from dpone_dagster.run import run_load
+from resources.asset_rows import AssetLoadSource
+from resources.clickhouse.audit import ClickHouseAudit
 from resources.clickhouse.runner import ClickHouseRunner
 from resources.clickhouse.source import ClickHouseLoadSource
-from resources.loads.asset_rows import AssetLoadSource
-from resources.loads.audit import ClickHouseAudit
-from resources.loads.clickhouse_sink import ClickHouseDirectSink, ClickHouseStagedSink
-from resources.loads.hook_providers import BUILTINS
+from resources.clickhouse.staged_sink import ClickHouseDirectSink, ClickHouseStagedSink
+from resources.hook_providers import BUILTINS
 from resources.postgres.runner import PostgresRunner
 from resources.postgres.source import PostgresLoadSource
 from resources.runtime import Runtime

@@ -14,11 +14,11 @@ from dpone_dagster.contracts.canonical import sha256_of
 from dpone_dagster.contracts.mart import Column, Relation, Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import FinalizerTraits, PhysicalDesign, Visibility
+from resources.clickhouse.ddl import Ddl
 from resources.clickhouse.dialect import quote, relation_sql, scope_predicate
 from resources.clickhouse.proof import digest_of, prove_all_visible, prove_untouched
 from resources.clickhouse.shadow import buckets, create_with_untouched, expected_rows_sql, present_partitions
 from resources.clickhouse.statements import BOUNDED, Statements, literal, literals, names
-from resources.loads.ddl import Ddl
 
 _ATOMIC = FinalizerTraits(visibility=Visibility.ATOMIC, retry_safe=True)
 _TRAITS = {

@@ -16,10 +16,10 @@ import pyarrow as pa
 from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.governance.audit import details_json, redacted, state_schema, step_details
 from dpone_dagster.ports import AuditStep
+from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.dialect import relation_sql
+from resources.clickhouse.staged_sink import Table, single_node
 from resources.clickhouse.statements import Statements, literal
-from resources.clickhouse_client import ClickHouseClient
-from resources.loads.clickhouse_sink import Table, single_node
 
 LOADS = "__dpone__loads"
 STEPS = "__dpone__load_steps"

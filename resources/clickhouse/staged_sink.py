@@ -30,17 +30,16 @@ from dpone_dagster.ports import (
     Window,
 )
 from dpone_dagster.publication.load import places_of
-from resources.clickhouse import loading, quiescence
+from resources.clickhouse import finalizers, loading, quiescence
+from resources.clickhouse.client import ClickHouseClient
+from resources.clickhouse.ddl import Ddl
 from resources.clickhouse.design import check_exchangeable, read_design
 from resources.clickhouse.dialect import relation_sql, row_text_sql
+from resources.clickhouse.finalizers import Rebuild, count, describe, in_scope, partitions_of, target_state
 from resources.clickhouse.probe import ClickHouseProbe
 from resources.clickhouse.proof import prove_all_visible
 from resources.clickhouse.shadow import create_with_untouched, present_partitions
 from resources.clickhouse.statements import BOUNDED, Statements, literal, literals, names, replaced
-from resources.clickhouse_client import ClickHouseClient
-from resources.loads import finalizers
-from resources.loads.ddl import Ddl
-from resources.loads.finalizers import Rebuild, count, describe, in_scope, partitions_of, target_state
 
 LOAD_ID = LoadColumn(name="__dpone__load_id", type="nvarchar(36)", nullable=False)
 LOADED_AT = LoadColumn(name="__dpone__loaded_at", type="datetime2(6)", nullable=False)

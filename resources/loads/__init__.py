@@ -1,1 +1,0 @@
-"""Governed loads: sources, sinks, probes and audit behind the ports of ``dpone_dagster.governance``."""
