@@ -16,6 +16,7 @@ import pyarrow as pa
 from pandera.config import ValidationDepth, config_context
 from pandera.errors import SchemaErrorReason, SchemaErrors
 
+from dpone_dagster.contracts.mart import arrow_schema
 from dpone_dagster.declarations.manifest import SchemaGate
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import Columns, GateOutcome, ProbePort
@@ -93,7 +94,7 @@ def _never_none(staged: ProbePort) -> Iterator[pa.RecordBatch]:
             some = True
             yield batch
     if not some:
-        schema = pa.schema([pa.field(c.name, c.spec.arrow, nullable=c.nullable) for c in staged.columns])
+        schema = arrow_schema(staged.columns)
         yield pa.RecordBatch.from_pylist([], schema=schema)
 
 

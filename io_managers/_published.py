@@ -11,7 +11,7 @@ import pyarrow as pa
 from dpone_dagster.contracts.mart import MartSpec, Scope
 from dpone_dagster.errors import DponeError
 from dpone_dagster.journal.port import ScopeHead
-from dpone_dagster.publication.seal import arrow_schema
+from dpone_dagster.publication.seal import artifact_schema
 from io_managers._runtime import MartRuntime
 
 
@@ -70,7 +70,7 @@ class PublishedMartIOManager(dg.IOManager):
 
         def rows_of(chosen: list[ScopeHead]) -> pa.RecordBatchReader:
             batches = (batch for head in chosen for batch in self.read(runtime, mart, head))
-            return pa.RecordBatchReader.from_batches(arrow_schema(mart), batches)
+            return pa.RecordBatchReader.from_batches(artifact_schema(mart), batches)
 
         wanted = context.dagster_type.typing_type
         if get_origin(wanted) is dict or wanted is dict or (wanted is Any and len(keys) != 1):

@@ -1,18 +1,11 @@
-"""Columns and rows as Arrow has them, for every engine alike."""
+"""Rows as Arrow has them, for every engine alike."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpone_dagster.contracts.mart import Column
 from dpone_dagster.errors import DponeError
-
-
-def schema_of(columns: Sequence[Column]) -> pa.Schema:
-    """Return the Arrow schema of business columns, in their order."""
-    return pa.schema([pa.field(column.name, column.spec.arrow, nullable=column.nullable) for column in columns])
 
 
 def exact_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -1,8 +1,10 @@
 """What a mart is and which day of it: the declaration that planning reads from dbt and all else uses."""
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Literal
 
+import pyarrow as pa
 from pydantic import Field, model_validator
 
 from dpone_dagster.contracts.model import ClosedModel
@@ -74,6 +76,11 @@ class Column(ClosedModel):
     def spec(self) -> ColumnType:
         """The admitted type."""
         return column_type(self.type)
+
+
+def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    """Return the Arrow schema of business columns, in their order."""
+    return pa.schema([pa.field(column.name, column.spec.arrow, nullable=column.nullable) for column in columns])
 
 
 class Relation(ClosedModel):

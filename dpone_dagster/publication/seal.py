@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from dpone_dagster.contracts.arrow_digest import digest_batches
 from dpone_dagster.contracts.canonical import canonical_json, sha256_bytes, sha256_of
 from dpone_dagster.contracts.documents import SealAuthorizationReceipt, SealedArtifactManifest
-from dpone_dagster.contracts.mart import MartSpec
+from dpone_dagster.contracts.mart import MartSpec, arrow_schema
 from dpone_dagster.contracts.model import Document
 from dpone_dagster.contracts.names import short_id
 from dpone_dagster.contracts.set_digest import EMPTY, SetDigest
@@ -124,7 +124,7 @@ def not_issued(kind: str) -> str:
     return sha256_of({"schema": "dpone.not-issued.v1", "kind": kind})
 
 
-def arrow_schema(mart: MartSpec) -> pa.Schema:
+def artifact_schema(mart: MartSpec) -> pa.Schema:
     """Return the Arrow schema of the mart's artifact: contract order, ``ColumnType.arrow``, nullability.
 
     Raises:
@@ -133,7 +133,7 @@ def arrow_schema(mart: MartSpec) -> pa.Schema:
     for column in mart.columns:
         if column.name.lower().startswith(RESERVED_PREFIX):
             raise _schema_error(column.name, "its name belongs to the transport")
-    return pa.schema([pa.field(c.name, c.spec.arrow, nullable=c.nullable) for c in mart.columns])
+    return arrow_schema(mart.columns)
 
 
 def group_rows(mart: MartSpec) -> int:
@@ -204,7 +204,7 @@ def seal(
             DPONE_ARTIFACT_CONFLICT, DPONE_ARTIFACT_NO_SPACE, DPONE_ARTIFACT_CORRUPT; none of them leaves a
             manifest.
     """
-    schema = arrow_schema(mart)
+    schema = artifact_schema(mart)
     _require_columns(reader.schema, schema)
     prefix = artifact_prefix(operation.operation_id, operation.attempt_binding_sha256)
     with store.workspace() as folder:
@@ -512,7 +512,7 @@ def open_artifact(
             contract is not the one that the artifact was sealed under.
     """
     _parsed(f"{manifest.artifact_prefix}/{_MANIFEST}", canonical_json(manifest.as_json()))
-    schema = arrow_schema(mart)
+    schema = artifact_schema(mart)
     if manifest.ordered_writable_schema_sha256 != mapping_digests(mart)["ordered_writable_schema_sha256"]:
         raise DponeError("DPONE_ARTIFACT_SCHEMA", "The artifact was sealed under another contract.")
 

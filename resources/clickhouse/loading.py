@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpone_dagster.contracts.mart import MartSpec, Relation, Scope
+from dpone_dagster.contracts.mart import MartSpec, Relation, Scope, arrow_schema
 from dpone_dagster.errors import DponeError
 from dpone_dagster.faults import reach
 from resources.clickhouse.dialect import quote, relation_sql, scope_predicate
@@ -72,7 +72,7 @@ def read(statements: Statements, mart: MartSpec, uuid: str, scope: Scope) -> pa.
         f"toString({quote(c.name)}) AS {quote(c.name)}" if c.spec.mapping == "uniqueidentifier_uuid" else quote(c.name)
         for c in mart.columns
     )
-    schema = pa.schema([pa.field(c.name, c.spec.arrow, c.nullable) for c in mart.columns])
+    schema = arrow_schema(mart.columns)
     order = ", ".join(f"t.{quote(name)}" for name in mart.key)
     for _ in range(_READ_ATTEMPTS):
         table = _find(statements, mart.target.schema_name, uuid)

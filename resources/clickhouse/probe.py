@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpone_dagster.contracts.mart import arrow_schema
 from dpone_dagster.ports import Columns, LoadColumn
-from resources.arrow import schema_of
 from resources.clickhouse import dialect
 from resources.clickhouse.statements import BOUNDED, Statements, literal
 from resources.probes import Probe
@@ -47,7 +47,7 @@ class ClickHouseProbe(Probe):
 
     def blocks(self) -> Iterator[pa.RecordBatch]:
         """Stream the rows in the engine's blocks with the Arrow types of the columns."""
-        schema = schema_of(self.columns)
+        schema = arrow_schema(self.columns)
         selected = ", ".join(
             f"{'toString' if c.spec.mapping == 'uniqueidentifier_uuid' else ''}({self._quote(c)}) AS __dpone__c{i}"
             for i, c in enumerate(self.columns)

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from dpone_dagster.contracts.mart import Column, Scope
+from dpone_dagster.contracts.mart import Column, Scope, arrow_schema
 from dpone_dagster.declarations.manifest import Process, TableRef
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import Columns
-from resources.arrow import exact_batch, schema_of
+from resources.arrow import exact_batch
 from resources.asset_rows import RESERVED, refuse_values
 from resources.clickhouse import dialect
 from resources.clickhouse.client import ClickHouseClient
@@ -135,7 +135,7 @@ def clickhouse_rows(statements: Statements, columns: Columns, relation: str, whe
         f"{'toString' if c.spec.mapping == 'uniqueidentifier_uuid' else ''}({dialect.quote(c.name)}) AS {RESERVED}{i}"
         for i, c in enumerate(columns)
     )
-    schema = schema_of(columns)
+    schema = arrow_schema(columns)
     for batch in statements.stream(f"SELECT {selected} FROM {relation} WHERE {where}"):
         exact = exact_batch(batch, schema)
         refuse_values(columns, exact)
@@ -160,7 +160,7 @@ def read_clickhouse_table(client: ClickHouseClient, prefix: str, table: TableRef
                 "DPONE_IO_MANAGER_TOO_MANY_ROWS", f"{table.dotted} has more than {row_limit} rows.", limit=row_limit
             )
         held.append(batch)
-    return pa.Table.from_batches(held, schema=schema_of(columns))
+    return pa.Table.from_batches(held, schema=arrow_schema(columns))
 
 
 class _ClickHouse:

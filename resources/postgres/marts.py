@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import adbc_driver_postgresql.dbapi as adbc
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg.rows import dict_row
 
 from dpone_dagster.contracts.documents import ModelBuildReceipt
-from dpone_dagster.contracts.mart import Column, MartSpec, Relation, Scope
+from dpone_dagster.contracts.mart import MartSpec, Relation, Scope, arrow_schema
 from dpone_dagster.contracts.names import POSTGRES_LIMIT, image_name, session_tag
 from dpone_dagster.contracts.set_digest import SetDigest
 from dpone_dagster.errors import DponeError
@@ -23,8 +21,7 @@ from dpone_dagster.ports import BuildReceipt, CatalogObservation, MutationOutcom
 from resources.dbt_builder import PARSED_DATABASE, mutation_lock_key
 from resources.journal.tables import CONTROL_SCHEMA, IMAGE_SCHEMA
 from resources.postgres import dialect
-
-BATCH_BYTES = 4 * 1024 * 1024  # of one record batch; what a reader holds at a time
+from resources.postgres.reading import raise_if_away, stream
 
 _KINDS = {
     "r": "BASE_TABLE",
@@ -33,8 +30,6 @@ _KINDS = {
     "f": "a foreign table",
     "p": "a partitioned table",
 }
-# A class of error means "ask again later", never "refused".
-_AWAY = ("08", "57P")
 
 
 class PostgresSource:
@@ -167,7 +162,7 @@ class PostgresSource:
                     f"create temporary view dpone_reads as select * from (\n{sql}\n) as model", prepare=True
                 )
             except psycopg.Error as error:
-                _raise_if_away(error)
+                raise_if_away(error)
                 raise DponeError(
                     "DPONE_CLOSURE_UNPROVEN", f"The query of {mart.name} does not resolve (SQLSTATE {error.sqlstate})."
                 ) from None
@@ -314,7 +309,6 @@ class PostgresSource:
             DponeError: DPONE_VALUE_OUTSIDE_DOMAIN before the first batch when a value would not survive: the driver
                 itself turns an infinite timestamp into a year and says nothing.
         """
-        schema = pa.schema([pa.field(c.name, c.spec.arrow, nullable=c.nullable) for c in mart.columns])
         relation = dialect.relation_sql(image)
         with self._session() as connection:
             bad = connection.execute(
@@ -324,30 +318,11 @@ class PostgresSource:
                 raise DponeError(
                     "DPONE_VALUE_OUTSIDE_DOMAIN", f"An image of {mart.name} has a value out of its domain."
                 )
-        columns = ", ".join(_arrow_sql(column) for column in mart.columns)
         order = ", ".join(dialect.quote(name) for name in mart.key)
         return pa.RecordBatchReader.from_batches(
-            schema, self._batches(f"select {columns} from {relation} order by {order}", schema)
+            arrow_schema(mart.columns),
+            stream(self._uri, mart.columns, f"from {relation} order by {order}", what="an image"),
         )
-
-    def _batches(self, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        try:
-            with (
-                adbc.connect(self._uri) as connection,
-                connection.cursor(adbc_stmt_kwargs={"adbc.postgresql.batch_size_hint_bytes": BATCH_BYTES}) as cursor,
-            ):
-                cursor.execute(sql)
-                for batch in told_apart(connection, cursor.fetch_record_batch()):
-                    arrays = [_exactly(batch.column(i), field) for i, field in enumerate(schema)]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            raise DponeError("DPONE_VALUE_OUTSIDE_DOMAIN", "A value does not fit its Arrow type.") from None
-        except (adbc.OperationalError, OSError):  # the latter once the stream has begun
-            raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the read of an image.") from None
-        except adbc.Error as error:
-            raise DponeError(
-                "DPONE_SOURCE_REFUSED", f"The read of an image was refused ({type(error).__name__})."
-            ) from None
 
     def drop_images(self, operation: OperationRecord) -> None:
         """Drop both images of an operation; a no-op where they are gone."""
@@ -376,18 +351,13 @@ class PostgresSource:
             else:
                 connection.commit()
         except psycopg.Error as error:
-            _raise_if_away(error)
+            raise_if_away(error)
             raise DponeError(
                 "DPONE_SOURCE_REFUSED", f"The SQL engine refused a statement (SQLSTATE {error.sqlstate})."
             ) from None
         finally:
             with suppress(psycopg.Error):
                 connection.close()
-
-
-def _raise_if_away(error: psycopg.Error) -> None:
-    if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
-        raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the session.") from None
 
 
 def _image(operation_id: str, side: str) -> Relation:
@@ -463,31 +433,3 @@ def _receipt(row: Mapping[str, Any]) -> BuildReceipt:
         source_rows=row["source_rows"],
         sha256=document.sha256,
     )
-
-
-def _arrow_sql(column: Column) -> str:
-    """Select a column in a type that the Arrow driver carries without loss."""
-    name = dialect.quote(column.name)
-    if column.spec.mapping in ("uniqueidentifier_uuid", "string_utf8", "decimal_exact"):
-        # The driver gives numerics as an opaque string; text says so, and char(n) loses its padding here.
-        return f"{name}::text as {name}"
-    return name
-
-
-def _exactly(array: Any, field: Any) -> Any:
-    """Cast without rounding, truncation or wrapping; a naive timestamp is UTC by the mart's assurance."""
-    if pa.types.is_timestamp(array.type) and array.type.tz is None:
-        return pc.assume_timezone(array, "UTC").cast(field.type, safe=True)
-    return array.cast(field.type, safe=True)
-
-
-def told_apart(connection: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Tell a refused statement from a lost session: the driver reports both alike once the stream has begun."""
-    try:
-        yield from batches
-    except (pa.ArrowException, OSError):
-        try:
-            connection.rollback()  # a session that still answers refused the statement
-        except (adbc.Error, OSError):
-            raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the read of the source.") from None
-        raise DponeError("DPONE_SOURCE_REFUSED", "The SQL engine refused the read of the source midway.") from None

@@ -13,17 +13,16 @@ import pyarrow as pa
 from psycopg import sql as psycopg_sql
 from psycopg.pq import TransactionStatus
 
+from dpone_dagster.contracts.mart import arrow_schema
 from dpone_dagster.contracts.set_digest import LANE_MODULUS
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import Columns, LoadColumn
-from resources.arrow import schema_of
 from resources.postgres import dialect
+from resources.postgres.reading import is_away
 from resources.probes import Probe, closed
 
 BLOCK_ROWS = 50_000
 SORT_MEMORY_MIB = 256  # for all distinct counts of a query together
-
-_AWAY = ("08", "57P")  # classes of SQLSTATE that mean "ask again later", never "refused"
 
 
 class PostgresProbe(Probe):
@@ -58,7 +57,7 @@ class PostgresProbe(Probe):
 
     def blocks(self) -> Iterator[pa.RecordBatch]:
         """Stream the rows in bounded blocks with the Arrow types of the columns; ask nothing else meanwhile."""
-        schema = schema_of(self.columns)
+        schema = arrow_schema(self.columns)
         selected = ", ".join(
             f"{self._quote(c)}::text" if c.spec.mapping in ("uniqueidentifier_uuid", "string_utf8") else self._quote(c)
             for c in self.columns
@@ -102,7 +101,8 @@ class PostgresProbe(Probe):
                     yield cursor
         except psycopg.Error as error:
             away = connection.closed or connection.info.transaction_status == TransactionStatus.UNKNOWN
-            if away or (error.sqlstate or "").startswith(_AWAY):
+            # A driver's error without a SQLSTATE is no lost session where the connection still answers.
+            if away or (error.sqlstate and is_away(error)):
                 raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the session.") from None
             raise DponeError(
                 "DPONE_SOURCE_REFUSED",

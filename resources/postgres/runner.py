@@ -13,10 +13,9 @@ import psycopg
 
 from dpone_dagster.errors import DponeError
 from dpone_dagster.governance.sql_guard import require_reading, split
+from resources.postgres.reading import is_away
 from resources.runners import CONNECT_SECONDS, GRACE_SECONDS, not_sent, one_number
 
-# The server went away, or took the session away: what it had done by then is not known here.
-_AWAY = ("08", "57P")
 _TIMED_OUT = "57014"
 _WRITES = ("INSERT", "UPDATE", "DELETE", "MERGE", "COPY")
 
@@ -136,7 +135,7 @@ class _Session:
     def failure(self, error: psycopg.Error) -> DponeError:
         """Tell what an error of the driver means."""
         state = error.sqlstate
-        if state is None or state.startswith(_AWAY):
+        if is_away(error):
             if self.statement == 0:
                 return not_sent("PostgreSQL", error)
             return DponeError(

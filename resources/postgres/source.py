@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import adbc_driver_postgresql.dbapi as adbc
 import psycopg
 import pyarrow as pa
 
@@ -14,10 +13,9 @@ from dpone_dagster.contracts.mart import Column, Scope
 from dpone_dagster.declarations.manifest import Process
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import Columns
-from resources.arrow import exact_batch, schema_of
 from resources.postgres import dialect
-from resources.postgres.marts import told_apart
 from resources.postgres.probe import PostgresProbe
+from resources.postgres.reading import raise_if_away, stream
 from resources.session import Session
 from resources.sources import (
     absent,
@@ -29,10 +27,6 @@ from resources.sources import (
     query_text,
     settle,
 )
-
-BATCH_BYTES = 4 * 1024 * 1024  # of one record batch; what a reader holds at a time
-
-_AWAY = ("08", "57P")  # classes of SQLSTATE that mean "ask again later", never "refused"
 
 
 class PostgresLoadSource:
@@ -107,34 +101,17 @@ class PostgresLoadSource:
         )
 
         def rows() -> Iterator[pa.RecordBatch]:
-            return self._stream(snapshot, columns, relation, where)
+            in_snapshot = (
+                "set transaction isolation level repeatable read, read only",
+                f"set transaction snapshot '{snapshot}'",
+            )
+            return stream(self._uri, columns, f"from {relation} where {where}", what="the source", before=in_snapshot)
 
         def cancel() -> None:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=5)
 
         return Session(columns=columns, window=window, probe=probe, snapshot=True, rows=rows, cancel=cancel)
-
-    def _stream(self, snapshot: str, columns: Columns, relation: str, where: str) -> Iterator[pa.RecordBatch]:
-        # Numbered, because a name may be anything; the Arrow schema puts the names back by position.
-        selected = ", ".join(f"{_carried(column)} as c{i}" for i, column in enumerate(columns))
-        schema = schema_of(columns)
-        try:
-            with (
-                adbc.connect(self._uri) as connection,
-                connection.cursor(adbc_stmt_kwargs={"adbc.postgresql.batch_size_hint_bytes": BATCH_BYTES}) as cursor,
-            ):
-                cursor.execute("set transaction isolation level repeatable read, read only")
-                cursor.execute(f"set transaction snapshot '{snapshot}'")
-                cursor.execute(f"select {selected} from {relation} where {where}")
-                for batch in told_apart(connection, cursor.fetch_record_batch()):
-                    yield exact_batch(batch, schema)
-        except (adbc.OperationalError, OSError):
-            raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the read of the source.") from None
-        except adbc.Error as error:
-            raise DponeError(
-                "DPONE_SOURCE_REFUSED", f"The read of the source was refused ({type(error).__name__})."
-            ) from None
 
 
 class _Postgres:
@@ -245,20 +222,12 @@ def _outside(names: Sequence[str]) -> DponeError:
     )
 
 
-def _carried(column: Column) -> str:
-    """Select a column in a type that the Arrow driver carries without loss."""
-    name = dialect.quote(column.name)
-    # The driver gives numerics as an opaque string; text says so, and char(n) loses its padding here.
-    return f"{name}::text" if column.spec.mapping in ("uniqueidentifier_uuid", "string_utf8", "decimal_exact") else name
-
-
 @contextmanager
 def _postgres_errors() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if error.sqlstate is None or error.sqlstate.startswith(_AWAY):
-            raise DponeError("DPONE_ENGINE_UNAVAILABLE", "The SQL engine ended the session.") from None
+        raise_if_away(error)
         raise DponeError(
             "DPONE_SOURCE_REFUSED", f"The SQL engine refused to read the source (SQLSTATE {error.sqlstate})."
         ) from None

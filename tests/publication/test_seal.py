@@ -33,8 +33,8 @@ from dpone_dagster.ports import BuildReceipt
 from dpone_dagster.publication.seal import (
     SealAuthority,
     SealedArtifact,
-    arrow_schema,
     artifact_prefix,
+    artifact_schema,
     authorize,
     not_issued,
     open_artifact,
@@ -180,7 +180,7 @@ def sealed(
 
 def reopened(store: LocalArtifactStore, mart: MartSpec = MART) -> pa.Table:
     batches = open_artifact(store, read_manifest(store, PREFIX), mart)
-    return pa.Table.from_batches(batches, arrow_schema(mart))
+    return pa.Table.from_batches(batches, artifact_schema(mart))
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_a_business_column_in_the_transports_namespace_is_refused(store: LocalAr
     columns = (*NARROW.columns, Column(name="__DPONE_SEAL_x", type="int", nullable=True))
     mart = NARROW.model_copy(update={"columns": columns})
     with pytest.raises(DponeError) as refused:
-        arrow_schema(mart)
+        artifact_schema(mart)
     assert refused.value.code == "DPONE_ARTIFACT_SCHEMA"
 
 
