@@ -10,10 +10,11 @@ target have one digest.
 # ruff: noqa: S608 - names match ``contracts.mart.Identifier`` and are quoted; values go through ``literal``.
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from dpone_dagster.contracts.canonical import sha256_of
-from dpone_dagster.contracts.mart import MartSpec, Relation
+from dpone_dagster.contracts.mart import Column, MartSpec, Relation
 from dpone_dagster.errors import DponeError
 from dpone_dagster.ports import PhysicalDesign
 from resources.clickhouse.statements import Statements, literal
@@ -160,7 +161,7 @@ def check_design(mart: MartSpec, design: PhysicalDesign | None) -> None:
     if design is None:
         raise DponeError("DPONE_TARGET_ABSENT", f"Target {name} does not exist.")
     check_exchangeable(design)
-    _check_columns(mart, design)
+    check_columns(design, mart.columns, in_order=True)
     if _partition_kind(mart.event_time, design.partition_key) != mart.partition_by:
         raise DponeError(
             "DPONE_TARGET_PARTITION",
@@ -192,25 +193,33 @@ def partition_key_of(mart: MartSpec) -> str:
     return f"{_PARTITION_FUNCTIONS[mart.partition_by][0]}(`{mart.event_time}`)"
 
 
-def _check_columns(mart: MartSpec, design: PhysicalDesign) -> None:
-    expected = [(c.name, c.spec.clickhouse_column(c.nullable)) for c in mart.columns]
-    observed = [(name, type_.replace(", ", ",")) for name, type_ in design.columns]
-    for column, seen in zip(expected, observed, strict=False):
-        if column != seen:
-            raise DponeError(
-                "DPONE_TARGET_COLUMNS",
-                f"Target {mart.target.dotted} has {seen[0]} {seen[1]} where the contract has {column[0]} {column[1]}.",
-                field=column[0],
-            )
-    if len(expected) != len(observed):
-        raise DponeError(
-            "DPONE_TARGET_COLUMNS",
-            f"Target {mart.target.dotted} has {len(observed)} columns, the contract has {len(expected)}.",
-        )
+def check_columns(design: PhysicalDesign, columns: Sequence[Column], *, in_order: bool = False) -> None:
+    """Refuse a target that has other columns than these.
+
+    Args:
+        in_order: refuse another order as well.
+
+    Raises:
+        DponeError: DPONE_TARGET_COLUMNS, naming one column.
+    """
+    target = design.relation.dotted
+    expected = {c.name: c.spec.clickhouse_column(c.nullable) for c in columns}
+    observed = {name: type_.replace(", ", ",") for name, type_ in design.columns}
+
+    def refuse(name: str, fault: str) -> NoReturn:
+        raise DponeError("DPONE_TARGET_COLUMNS", f"Column {name} of {target} {fault}.", field=name)
+
+    for name in (*expected, *(each for each in observed if each not in expected)):
+        wanted, seen = expected.get(name), observed.get(name)
+        if wanted != seen:
+            refuse(name, f"is {seen or 'missing'}; what is published has {wanted or 'no such column'}")
+    for name, seen in zip(expected, observed, strict=True) if in_order else ():
+        if name != seen:
+            refuse(name, f"is not in its place: {seen} is there")
     for name, _, kind, _, _ in design.detail["columns"]:
         # A default never applies, since every insert names every column; a computed column would be lost.
         if kind not in ("", "DEFAULT"):
-            raise DponeError("DPONE_TARGET_COLUMNS", f"Column {name} of {mart.target.dotted} is {kind}.", field=name)
+            refuse(name, f"is {kind}")
 
 
 def _partition_kind(event_time: str, expression: str) -> str | None:

@@ -79,13 +79,8 @@ def target_state(statements: Statements, table: Relation) -> TargetState:
         f"SELECT max(toUInt64OrZero(extract(mutation_id, '[0-9]+'))) FROM system.mutations WHERE {mine}"
     )
     return TargetState(
-        rows=count(statements, table), blocks={str(key): int(block) for key, block in blocks}, mutation=int(mutation)
+        rows=statements.count(table), blocks={str(key): int(block) for key, block in blocks}, mutation=int(mutation)
     )
-
-
-def count(statements: Statements, table: Relation, where: str = "1") -> int:
-    """Return the number of rows that fulfil a condition."""
-    return int(statements.value(f"SELECT count() FROM {relation_sql(table)} WHERE {where}"))
 
 
 def partitions_of(statements: Statements, table: Relation, where: str = "1") -> set[str]:
@@ -109,7 +104,7 @@ def check_keys(statements: Statements, table: Relation, key: Sequence[Column], *
         DponeError: DPONE_KEY_NULL, with the number of rows.
     """
     for column in key:
-        if column.nullable and (rows := count(statements, table, f"({where}) AND isNull({quote(column.name)})")):
+        if column.nullable and (rows := statements.count(table, f"({where}) AND isNull({quote(column.name)})")):
             raise DponeError(
                 "DPONE_KEY_NULL",
                 f"Key column {column.name} is NULL in {rows} rows of {table.dotted}.",
@@ -237,7 +232,7 @@ def build(
     own = rebuild.touched | staged
     by_parts, by_digest = prove_untouched(statements, columns, target, shadow, sorted(own))
     prove_all_visible(statements, target, sorted(present))
-    found = count(statements, shadow)
+    found = statements.count(shadow)
     if found != kept + staged_rows:
         raise DponeError(
             "DPONE_PROOF_FAILED",
@@ -265,9 +260,9 @@ def _gone_rows(statements: Statements, rebuild: Rebuild, target: Relation, ready
         return 0
     inside = f"_partition_id IN ({literals(sorted(rebuild.touched))})"
     if rebuild.gone is not None:
-        return count(statements, target, f"{inside} AND {rebuild.gone}")
+        return statements.count(target, f"{inside} AND {rebuild.gone}")
     return sum(
-        count(statements, target, f"{inside} AND {_has_key(ready, rebuild.key, bucket)}")
+        statements.count(target, f"{inside} AND {_has_key(ready, rebuild.key, bucket)}")
         for bucket in buckets(rebuild.key, staged_rows)
     )
 
@@ -295,6 +290,6 @@ def _same_rows(
     statements: Statements, columns: Sequence[Column], target: Relation, shadow: Relation, partition: str
 ) -> bool:
     where = f"_partition_id = {literal(partition)}"
-    if count(statements, target, where) != count(statements, shadow, where):
+    if statements.count(target, where) != statements.count(shadow, where):
         return False
     return digest_of(statements, columns, target, where) == digest_of(statements, columns, shadow, where)

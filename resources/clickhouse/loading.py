@@ -44,13 +44,7 @@ def load(
         DponeError: DPONE_ARTIFACT_SCHEMA when a batch does not have the staging table's columns and types;
             DPONE_VALUE_OUTSIDE_DOMAIN for a UUID that is not in canonical text; DPONE_VALUE_NULL.
     """
-    columns = {
-        str(name): str(type_)
-        for name, type_ in statements.rows(
-            f"SELECT name, type FROM system.columns WHERE database = {literal(stage.schema_name)}"
-            f" AND table = {literal(stage.name)} ORDER BY position"
-        )
-    }
+    columns = statements.columns(stage)
     total = 0
     for rows in _inserts(batches):
         _check(rows, columns)

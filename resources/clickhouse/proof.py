@@ -51,7 +51,7 @@ def prove(
     )
     by_parts, by_digest = prove_untouched(statements, mart.columns, target, shadow, touched)
     found = _prove_scope(statements, mart, stage, shadow, scope, after)
-    total = int(statements.value(f"SELECT count() FROM {relation_sql(shadow)}"))
+    total = statements.count(shadow)
     # What was proven is true of this target only.
     check_uuid(statements, design)
     return ProofReport(
@@ -125,9 +125,7 @@ def _prove_touched(
     columns = names(names_)
     inside = f"_partition_id IN ({literals(touched)})"
     prove_all_visible(statements, target, touched)
-    largest = max(
-        statements.value(f"SELECT count() FROM {relation_sql(table)} WHERE {inside}") for table in (target, shadow)
-    )
+    largest = max(statements.count(table, inside) for table in (target, shadow))
     compared = 0
     for bucket in buckets(mart.key, 2 * largest):  # both sides meet in one group-by
         # Groups treat NULL as a value of its own. Equal rows on both sides add up to zero, one by one.
@@ -166,7 +164,7 @@ def prove_all_visible(statements: Statements, target: Relation, touched: Sequenc
         "SELECT sum(rows), countIf(has_lightweight_delete) FROM system.parts"
         f" WHERE database = {literal(target.schema_name)} AND table = {literal(target.name)} AND active AND {inside}"
     )[0]
-    visible = statements.value(f"SELECT count() FROM {relation_sql(target)} WHERE _{inside}")
+    visible = statements.count(target, f"_{inside}")
     if visible > held or (visible != held and not masked):
         raise DponeError(
             "DPONE_PROOF_FAILED",
@@ -212,7 +210,7 @@ def _prove_scope(
 ) -> SetDigest:
     """(c) The shadow's scope is the after image, so the target held no rows of it that were not published."""
     inside = scope_predicate(mart.event_time, scope)
-    if outside := statements.value(f"SELECT count() FROM {relation_sql(stage)} WHERE NOT {inside}"):
+    if outside := statements.count(stage, f"NOT {inside}"):
         raise DponeError("DPONE_STAGE_MISMATCH", f"{outside} staged rows of {mart.name} are outside {scope.key}.")
     found = digest(statements, mart, shadow, inside)
     if found == after:

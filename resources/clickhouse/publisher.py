@@ -54,7 +54,7 @@ class ClickHousePublisher:
             self._statements.run(f"CREATE DATABASE {quote(target.schema_name)} ENGINE = Atomic")
         definition = create_sql(mart, partition_key=partition_key_of(mart))
         self._statements.run(f"CREATE TABLE {relation_sql(target)} {definition}")
-        return self._uuid_of(target)
+        return self._statements.uuid_of(target)
 
     def create_stage(self, mart: MartSpec, name: str) -> str:
         """Create an empty staging table with the target's own design; return its UUID.
@@ -66,16 +66,13 @@ class ClickHousePublisher:
         if design is None:
             raise DponeError("DPONE_TARGET_ABSENT", f"Target {mart.target.dotted} does not exist.")
         stage = Relation(schema_name=mart.target.schema_name, name=name)
-        if (leftover := self.uuid(stage)) is not None:
-            self.drop(stage, leftover)
         definition = f"AS {relation_sql(mart.target)}"
         if design.detail["constraints"]:
             # They are checked when the shadow is built: not every engine says so when a load breaks one.
             definition = create_sql(mart, partition_key=design.partition_key)
-        self._statements.run(f"CREATE TABLE {relation_sql(stage)} {definition}")
-        # Merged parts would no longer be the ones that the shadow was given.
-        self._statements.run(f"SYSTEM STOP MERGES {relation_sql(stage)}")
-        return self._uuid_of(stage)
+        return self._statements.create_scratch(
+            stage, f"CREATE TABLE {relation_sql(stage)} {definition}", never=design.uuid
+        )
 
     # ------------------------------------------------------------------------------------------ rows in and out
 
@@ -101,7 +98,7 @@ class ClickHousePublisher:
 
     def count(self, table: Relation, mart: MartSpec, scope: Scope | None = None) -> int:
         """Return the number of rows of the table, or of one scope of it."""
-        return int(self._statements.value(f"SELECT count() FROM {relation_sql(table)} WHERE {_where(mart, scope)}"))
+        return self._statements.count(table, _where(mart, scope))
 
     # ----------------------------------------------------------------------------------------- shadow and proof
 
@@ -174,12 +171,6 @@ class ClickHousePublisher:
             f" AND startsWith(name, {literal(start)}) ORDER BY metadata_modification_time DESC, name"
         )
         return [(Relation(schema_name=target.schema_name, name=name), uuid) for name, uuid in found]
-
-    def _uuid_of(self, table: Relation) -> str:
-        uuid = self.uuid(table)
-        if uuid is None:
-            raise replaced(table, expected="(just created)", observed=None)
-        return uuid
 
 
 def _where(mart: MartSpec, scope: Scope | None) -> str:

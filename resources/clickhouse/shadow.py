@@ -10,7 +10,7 @@ from dpone_dagster.faults import reach
 from dpone_dagster.ports import PhysicalDesign, ShadowReport
 from resources.clickhouse.dialect import relation_sql, scope_predicate
 from resources.clickhouse.quiescence import quiesce
-from resources.clickhouse.statements import BOUNDED, Statements, literal, literals, names, replaced
+from resources.clickhouse.statements import BOUNDED, Statements, literal, literals, names
 
 # Staged keys that one anti-join, or rows that one group-by of the proof, holds in memory at a time.
 BUCKET_ROWS = 1_000_000
@@ -75,15 +75,9 @@ def build_shadow(
     """
     target = mart.target
     check_uuid(statements, design)
-    leftover = statements.find_uuid(shadow)
-    if leftover == design.uuid:
-        raise replaced(shadow, expected="(none)", observed=leftover)
-    if leftover is not None:
-        statements.drop(shadow, leftover)
-
     touched = touched_partitions(statements, mart, target, stage, scope)
     present = present_partitions(statements, target)
-    uuid = create_with_untouched(statements, target, shadow, present, touched)
+    uuid = create_with_untouched(statements, target, shadow, present, touched, never=design.uuid)
     reach("shadow.after_attach")
     untouched = statements.rows(
         "SELECT uniqExact(partition_id), count() FROM system.parts"
@@ -99,7 +93,7 @@ def build_shadow(
             f"ALTER TABLE {relation_sql(shadow)} ATTACH PARTITION ID {literal(partition)} FROM {relation_sql(stage)}"
         )
     rebuilt = sorted(set(touched) - as_is)
-    staged = statements.value(f"SELECT count() FROM {relation_sql(stage)}")
+    staged = statements.count(stage)
     for bucket in buckets(mart.key, staged) if rebuilt else ():
         # Rows that stay and rows that come in one insert, for fewer parts: every later day pays for each of them.
         statements.run(
@@ -130,14 +124,23 @@ def present_partitions(statements: Statements, table: Relation) -> set[str]:
 
 
 def create_with_untouched(
-    statements: Statements, target: Relation, shadow: Relation, present: Collection[str], touched: Collection[str]
+    statements: Statements,
+    target: Relation,
+    shadow: Relation,
+    present: Collection[str],
+    touched: Collection[str],
+    *,
+    never: str | None = None,
 ) -> str:
     """Create the shadow with the target's own design and its untouched partitions, by hard link; return its UUID.
 
     Args:
         present: the target's partitions.
+        never: see ``Statements.create_scratch``.
     """
-    uuid = _create(statements, target, shadow)
+    # Merges stop while the table is empty, and stay stopped for its UUID until the exchange is proven.
+    create = f"CREATE TABLE {relation_sql(shadow)} AS {relation_sql(target)}"
+    uuid = statements.create_scratch(shadow, create, never=never)
     if set(present) - set(touched):
         try:
             _attach(statements, target, shadow)
@@ -146,7 +149,7 @@ def create_with_untouched(
             # statement of ours runs any more, start from an empty table; a second failure is the caller's.
             quiesce(statements, statements.prefix)
             statements.drop(shadow, uuid)
-            uuid = _create(statements, target, shadow)
+            uuid = statements.create_scratch(shadow, create, never=never)
             _attach(statements, target, shadow)
         # One ATTACH of everything and one DROP of the few touched costs far less than one ATTACH a partition.
         if gone := sorted(set(present) & set(touched)):
@@ -169,15 +172,6 @@ def check_uuid(statements: Statements, design: PhysicalDesign) -> None:
             expected_uuid=design.uuid,
             observed_uuid=observed,
         )
-
-
-def _create(statements: Statements, target: Relation, shadow: Relation) -> str:
-    statements.run(f"CREATE TABLE {relation_sql(shadow)} AS {relation_sql(target)}")
-    # Merges stop while the table is empty, and stay stopped for its UUID until the exchange is proven.
-    statements.run(f"SYSTEM STOP MERGES {relation_sql(shadow)}")
-    uuid = statements.find_uuid(shadow)
-    assert uuid is not None
-    return uuid
 
 
 def _attach(statements: Statements, target: Relation, shadow: Relation) -> None:

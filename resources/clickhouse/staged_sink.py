@@ -33,9 +33,9 @@ from dpone_dagster.publication.load import places_of
 from resources.clickhouse import finalizers, loading, quiescence
 from resources.clickhouse.client import ClickHouseClient
 from resources.clickhouse.ddl import Ddl
-from resources.clickhouse.design import check_exchangeable, read_design
+from resources.clickhouse.design import check_columns, check_exchangeable, read_design
 from resources.clickhouse.dialect import relation_sql, row_text_sql
-from resources.clickhouse.finalizers import Rebuild, count, describe, in_scope, partitions_of, target_state
+from resources.clickhouse.finalizers import Rebuild, describe, in_scope, partitions_of, target_state
 from resources.clickhouse.probe import ClickHouseProbe
 from resources.clickhouse.proof import prove_all_visible
 from resources.clickhouse.shadow import create_with_untouched, present_partitions
@@ -104,7 +104,7 @@ class ClickHouseStagedSink:
         stage = _scratch(process, staged, "stage")
         self._admit_database(ddl, stage.schema_name)
         if _lineage(process):
-            self._create(staged, stage, ddl.create_table(stage, columns))
+            self._statements.create_scratch(stage, ddl.create_table(stage, columns), never=staged.target_uuid)
         else:
             self._create_ready(ddl, process, columns, staged, stage, design)
         rows = loading.load(self._statements, stage, in_order(self._statements, stage, batches), lambda _: None)
@@ -173,7 +173,7 @@ class ClickHouseStagedSink:
         ddl, design = single_node(process), self._design(process, columns)
         self._check_target(process, design, staged)
         ready, rows = self._ready(staged), int(staged.facts["staged_rows"])
-        if (found := count(self._statements, ready)) != rows:
+        if (found := self._statements.count(ready)) != rows:
             raise DponeError("DPONE_STAGE_MISMATCH", f"{rows} rows were staged and {ready.dotted} has {found}.")
         self._check_scope(process, ready, window.scope)
         key = _key(process, columns)
@@ -281,7 +281,7 @@ class ClickHouseStagedSink:
             day = in_scope(str(process.source.read.column), scope)
             touched |= partitions_of(statements, target, day)
             outside = f"_partition_id IN ({literals(sorted(touched))}) AND NOT {day}"
-            if wider := count(statements, target, outside):
+            if wider := statements.count(target, outside):
                 raise DponeError(
                     "DPONE_PARTITION_WIDER_THAN_SCOPE",
                     f"{wider} rows of other days share a partition of {target.dotted} with {scope.key}.",
@@ -289,7 +289,7 @@ class ClickHouseStagedSink:
                 )
         going = f"_partition_id IN ({literals(sorted(touched))})"
         prove_all_visible(statements, target, sorted(touched))
-        gone = count(statements, target, going)
+        gone = statements.count(target, going)
         create_with_untouched(statements, target, shadow, (), ())
         if mine and not design.detail["constraints"]:
             statements.run(ddl.attach(shadow, ready))
@@ -422,7 +422,7 @@ class ClickHouseStagedSink:
             retry_safe=traits.retry_safe,
             rows=int(facts["staged_rows"]),
             rows_replaced=int(facts["target_rows"]) - int(facts["kept_rows"]),
-            target_rows=count(self._statements, target),
+            target_rows=self._statements.count(target),
             target_uuid=self._statements.find_uuid(target),
         )
 
@@ -490,24 +490,12 @@ class ClickHouseStagedSink:
             sql = ddl.create_table(table, all_columns, partition_by=design.partition_key)
         else:
             sql = ddl.create_as(table, _target(process))
-        self._create(staged, table, sql)
-
-    def _create(self, staged: StagedLoad, table: Table, sql: str) -> None:
-        leftover = self._statements.find_uuid(table)
-        if leftover is not None and leftover == staged.target_uuid:
-            raise replaced(table, expected="(none)", observed=leftover)
-        if leftover is not None:
-            self._statements.drop(table, leftover)
-        self._statements.run(sql)
-        # Merged parts would no longer be the ones that the shadow is given.
-        self._statements.run(Ddl().stop_merges(table))
+        self._statements.create_scratch(table, sql, never=staged.target_uuid)
 
     def _recorded(self, staged: StagedLoad, *, facts: Mapping[str, Any] | None = None, **made: Table) -> StagedLoad:
         tables = dict(staged.tables)
         for role, table in made.items():
-            uuid = self._statements.find_uuid(table)
-            if uuid is None:
-                raise replaced(table, expected="(just created)", observed=None)
+            uuid = self._statements.uuid_of(table)
             tables[role] = {"schema": table.schema_name, "name": table.name, "uuid": uuid}
         return replace(staged, tables=tables, facts={**staged.facts, **(facts or {})})
 
@@ -522,7 +510,7 @@ class ClickHouseStagedSink:
         return self._own(staged, "projected" if "projected" in staged.tables else "stage")
 
     def _check_rows(self, shadow: Table, rows: int) -> None:
-        if (found := count(self._statements, shadow)) != rows:
+        if (found := self._statements.count(shadow)) != rows:
             raise DponeError(
                 "DPONE_PROOF_FAILED",
                 f"Table {shadow.dotted} has {found} rows where {rows} belong.",
@@ -534,7 +522,7 @@ class ClickHouseStagedSink:
         column = process.source.read.column
         if scope is None or column is None:
             return
-        if outside := count(self._statements, ready, f"NOT {in_scope(column, scope)}"):
+        if outside := self._statements.count(ready, f"NOT {in_scope(column, scope)}"):
             raise DponeError("DPONE_STAGE_MISMATCH", f"{outside} staged rows are outside {scope.key}.", rows=outside)
 
     def _not_in_place(self, target: Table, staged: StagedLoad, partitions: Sequence[str]) -> set[str]:
@@ -637,7 +625,7 @@ class ClickHouseDirectSink:
             retry_safe=self.retry_safe,
             rows=rows,
             rows_replaced=0,
-            target_rows=count(self._statements, target),
+            target_rows=self._statements.count(target),
             target_uuid=self._statements.find_uuid(target),
         )
 
@@ -660,29 +648,6 @@ def table_columns(process: Process, columns: Columns) -> Columns:
     return (*columns, LOAD_ID, LOADED_AT, *((ROW_ID,) if _row_identity(process, columns) else ()))
 
 
-def check_columns(design: PhysicalDesign, columns: Columns) -> None:
-    """Refuse a target that has other columns than these, in whatever order.
-
-    Raises:
-        DponeError: DPONE_TARGET_COLUMNS, naming one column.
-    """
-    target = design.relation.dotted
-    expected = {c.name: c.spec.clickhouse_column(c.nullable) for c in columns}
-    observed = {name: type_.replace(", ", ",") for name, type_ in design.columns}
-    for name in (*expected, *(each for each in observed if each not in expected)):
-        wanted, seen = expected.get(name), observed.get(name)
-        if wanted != seen:
-            raise DponeError(
-                "DPONE_TARGET_COLUMNS",
-                f"Column {name} of {target} is {seen or 'missing'}; the load has {wanted or 'no such column'}.",
-                field=name,
-            )
-    for name, _, kind, _, _ in design.detail["columns"]:
-        # A default never applies, since every insert names every column; a computed column would be lost.
-        if kind not in ("", "DEFAULT"):
-            raise DponeError("DPONE_TARGET_COLUMNS", f"Column {name} of {target} is {kind}.", field=name)
-
-
 def refuse_reserved(columns: Columns) -> None:
     """Refuse source columns with names of the platform or of the engine.
 
@@ -696,13 +661,7 @@ def refuse_reserved(columns: Columns) -> None:
 
 def in_order(statements: Statements, table: Relation, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Put each batch's columns into a table's order; a batch with other columns is passed on for its refusal."""
-    order = [
-        str(row[0])
-        for row in statements.rows(
-            f"SELECT name FROM system.columns WHERE database = {literal(table.schema_name)}"
-            f" AND table = {literal(table.name)} ORDER BY position"
-        )
-    ]
+    order = list(statements.columns(table))
     for batch in batches:
         yield batch.select(order) if sorted(batch.schema.names) == sorted(order) else batch
 

@@ -2,9 +2,9 @@
 
 # ruff: noqa: S608 - names match ``contracts.mart.Identifier`` and are quoted; values go through ``literal``.
 
+import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -50,7 +50,7 @@ class Statements:
     def __init__(self, client: ClickHouseClient, prefix: str) -> None:
         self._client = client
         self.prefix = prefix
-        self._ids = (f"{prefix}{uuid.uuid4().hex[:8]}-{n}" for n in count(1))
+        self._ids = (f"{prefix}{uuid.uuid4().hex[:8]}-{n}" for n in itertools.count(1))
 
     def rows(self, sql: str, **settings: Any) -> Sequence[Sequence[Any]]:
         """Return the rows of a query."""
@@ -60,6 +60,18 @@ class Statements:
     def value(self, sql: str, **settings: Any) -> Any:
         """Return the one value of a query."""
         return self.rows(sql, **settings)[0][0]
+
+    def count(self, table: Relation, where: str = "1") -> int:
+        """Return the number of rows that fulfil a condition."""
+        return int(self.value(f"SELECT count() FROM {relation_sql(table)} WHERE {where}"))
+
+    def columns(self, table: Relation) -> dict[str, str]:
+        """Return a table's columns in order: name -> type."""
+        found = self.rows(
+            f"SELECT name, type FROM system.columns WHERE database = {literal(table.schema_name)}"
+            f" AND table = {literal(table.name)} ORDER BY position"
+        )
+        return {str(name): str(type_) for name, type_ in found}
 
     def run(self, sql: str, **settings: Any) -> None:
         """Send one statement once."""
@@ -99,6 +111,38 @@ class Statements:
             f" WHERE database = {literal(table.schema_name)} AND name = {literal(table.name)}"
         )
         return str(found[0][0]) if found else None
+
+    def uuid_of(self, table: Relation) -> str:
+        """Return the UUID of a table that was just created.
+
+        Raises:
+            DponeError: DPONE_TABLE_REPLACED when it is gone.
+        """
+        found = self.find_uuid(table)
+        if found is None:
+            raise replaced(table, expected="(just created)", observed=None)
+        return found
+
+    def create_scratch(self, table: Relation, sql: str, *, never: str | None = None) -> str:
+        """Create a table that nobody merges, in place of a leftover of that name; return its UUID.
+
+        Merged parts would no longer be the ones that a shadow is given, or was given.
+
+        Args:
+            sql: creates the table.
+            never: the UUID of a table that is not dropped whatever its name is: the target's.
+
+        Raises:
+            DponeError: DPONE_TABLE_REPLACED.
+        """
+        leftover = self.find_uuid(table)
+        if leftover is not None and leftover == never:
+            raise replaced(table, expected="(none)", observed=leftover)
+        if leftover is not None:
+            self.drop(table, leftover)
+        self.run(sql)
+        self.run(f"SYSTEM STOP MERGES {relation_sql(table)}")
+        return self.uuid_of(table)
 
     def drop(self, table: Relation, uuid: str) -> None:
         """Drop the table only if it has ``uuid``; a no-op when it is absent.
